@@ -1,0 +1,35 @@
+# Every target sets up .venv by itself when it is missing or older than pyproject.toml.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test lint format bench clean
+.DEFAULT_GOAL := test
+
+$(VENV)/.ready: pyproject.toml
+	rm -rf $(VENV)
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	touch $@
+
+demo: $(VENV)/.ready ## train one small transformer with nn.MultiheadAttention and with mixture attention
+	$(BIN)/python examples/swap_multihead_attention.py
+
+test: $(VENV)/.ready
+	$(BIN)/python -m pytest --numprocesses=auto --quiet
+
+lint: $(VENV)/.ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.ready
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.ready
+	$(BIN)/mgk bench attention
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,109 @@
+"""The score of a pair as a product of features, for the backends that never materialise it.
+
+    s_ijr = query_i . keys_jr + row_ir + column_jr,   up to a term of i alone, which no softmax over (j, r) sees.
+
+Gaussian kernel, expanded about the mean key c (identity 1): -|q - k|^2 / (2 sigma^2) = (q-c).(k-c) / sigma^2 -
+|k-c|^2 / (2 sigma^2)
+- |q-c|^2 / (2 sigma^2); the last term is of i alone when sigma is common, and one more feature when it is not.
+Shifted keys (identity 2): s_ijr = base_ij + row_ir + column_jr, so the product q.k is needed once for all r.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from mgk.functional import masks
+from mgk.functional.call import Call
+
+
+class Bilinear(NamedTuple):
+    """s_ijr = query_i . keys_jr + row_ir + column_jr."""
+
+    query: Tensor  # (B, H, L, F)
+    keys: Tensor  # (B, H, M, S, F), or (B, H, 1, S, F) when all components share the product
+    row: Tensor | None  # (B, H, M, L)
+    column: Tensor  # (B, H, M, S)
+
+
+def from_call(call: Call) -> Bilinear:
+    """The features of a call in full precision."""
+    if call.shifts is not None and call.kernel == "gaussian" and call.has_common_variance:
+        form = _shifted(call)
+    else:
+        call = call.with_expanded_keys()
+        form = _dot(call) if call.kernel == "dot" else _gaussian(call)
+    if call.log_prior is None:
+        return form
+    return form._replace(column=form.column + call.log_prior)
+
+
+def mean_key(keys: Tensor) -> Tensor:
+    """The centre c (B, H, 1, D). Any c gives the same scores, so no gradient needs to flow through it."""
+    return keys.detach().mean((2, 3)).unsqueeze(2)
+
+
+def _dot(call: Call) -> Bilinear:
+    empty = call.query.new_zeros(call.keys.shape[:-1])
+    if call.has_common_variance:
+        return Bilinear(call.query / call.variance, call.keys, None, empty)
+    inverse = 1 / torch.as_tensor(call.variance)
+    return Bilinear(call.query, call.keys * inverse.unsqueeze(-1), None, empty)
+
+
+def _gaussian(call: Call) -> Bilinear:
+    centre = mean_key(call.keys)
+    query, keys = call.query - centre, call.keys - centre.unsqueeze(2)
+    half_norm = keys.square().sum(-1) / 2  # (B, H, M, S)
+    if call.has_common_variance:
+        return Bilinear(query / call.variance, keys, None, -half_norm / call.variance)
+    inverse = 1 / torch.as_tensor(call.variance).expand(keys.shape[:-1])
+    query = torch.cat([query, query.square().sum(-1, keepdim=True) / 2], -1)
+    keys = torch.cat([keys * inverse.unsqueeze(-1), -inverse.unsqueeze(-1)], -1)
+    return Bilinear(query, keys, None, -half_norm * inverse)
+
+
+def _shifted(call: Call) -> Bilinear:
+    assert call.shifts is not None
+    centre = mean_key(call.keys)
+    mean_shift = call.shifts.detach().mean(1, keepdim=True)  # (H, 1, D)
+    keys = call.keys - centre.unsqueeze(2)
+    shifts = (call.shifts - mean_shift)[None, :, :, None]  # (1, H, M, 1, D)
+    query = (call.query - centre - mean_shift) / call.variance
+    row = (query.unsqueeze(2) @ shifts.mT).squeeze(-1)
+    # |k_j + b_r|^2 / 2, the shift's part apart: the same arithmetic for every r, so equal shifts tie exactly
+    half_norm = keys.square().sum(-1) / 2 + (keys @ shifts.mT).squeeze(-1) + shifts.square().sum(-1) / 2
+    return Bilinear(query, keys, row, -half_norm / call.variance)
+
+
+def scores_of_block(form: Bilinear, mask: Tensor | None, is_causal: bool, queries: slice, keys: slice) -> Tensor:
+    """s_ijr of a block of queries and a block of keys, -inf where excluded: (B, H, M, l, s)."""
+    batch, heads, mixtures, num_keys = form.column.shape
+    block_keys = form.keys[:, :, :, keys]
+    column = form.column[:, :, :, None, keys]
+    query = form.query[:, :, None, queries]
+    if form.row is not None:
+        scores = query @ block_keys.mT + (column + form.row[:, :, :, queries, None])
+    else:
+        num_rows, num_columns = query.shape[3], block_keys.shape[3]
+        scores = torch.baddbmm(
+            column.reshape(-1, 1, num_columns),
+            query.expand(-1, -1, mixtures, -1, -1).reshape(batch * heads * mixtures, num_rows, -1),
+            block_keys.reshape(batch * heads * mixtures, num_columns, -1).mT,
+        ).view(batch, heads, mixtures, num_rows, num_columns)
+    if mask is not None:
+        rows = queries if mask.shape[2] > 1 else slice(None)
+        columns = keys if mask.shape[3] > 1 else slice(None)
+        scores = masks.add_to_scores(scores, mask[:, :, rows, columns])
+    offset = num_keys - form.query.shape[2]
+    if is_causal and keys.stop - 1 > queries.start + offset:
+        allowed = masks.causal_mask(
+            queries.stop - queries.start,
+            keys.stop - keys.start,
+            scores.device,
+            first_query=queries.start,
+            first_key=keys.start,
+            offset=offset,
+        )
+        scores.masked_fill_(~allowed, -torch.inf)
+    return scores

@@ -1,0 +1,81 @@
+"""One checked call of mixture attention, as every backend receives it."""
+
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+Kernel = Literal["gaussian", "dot"]
+EStep = Literal["soft", "hard"]
+
+
+class Call(NamedTuple):
+    """The arguments of Eq. 9/10 after checking: shapes agree, and masks, priors and variances are 4-D.
+
+    With ``shifts`` the key of component r is ``keys + shifts[:, r]`` (sMGK) and ``keys`` has one component.
+    """
+
+    query: Tensor  # (B, H, L, D)
+    keys: Tensor  # (B, H, M, S, D), or (B, H, 1, S, D) with shifts
+    shifts: Tensor | None  # (H, M, D)
+    value: Tensor  # (B, H, S, E)
+    log_prior: Tensor | None  # broadcastable to (B, H, M, S); None: uniform, or a hard E-step, which ignores it
+    variance: float | Tensor  # broadcastable to (B, H, M, S)
+    kernel: Kernel
+    e_step: EStep
+    attn_mask: Tensor | None  # bool or additive float, broadcastable to (B, H, L, S)
+    is_causal: bool
+    dropout_p: float
+
+    @property
+    def num_mixtures(self) -> int:
+        """M, the number of Gaussians a key position is made of."""
+        return self.keys.shape[2] if self.shifts is None else self.shifts.shape[1]
+
+    @property
+    def num_queries(self) -> int:
+        """L."""
+        return self.query.shape[2]
+
+    @property
+    def num_keys(self) -> int:
+        """S."""
+        return self.keys.shape[3]
+
+    @property
+    def is_hard(self) -> bool:
+        """Whether a max over components takes the place of their sum (Eq. 12); one component has no choice."""
+        return self.e_step == "hard" and self.num_mixtures > 1
+
+    @property
+    def has_common_variance(self) -> bool:
+        """Whether sigma^2 is one number for all components and positions of a head."""
+        return not isinstance(self.variance, Tensor) or self.variance.shape[2:] == (1, 1)
+
+    def at_full_precision(self) -> "Call":
+        """The same call with half-precision tensors in float32, so that every sum is in float32 or better."""
+        dtype = compute_dtype(self.query)
+
+        def convert(tensor: Tensor | None) -> Tensor | None:
+            return tensor.to(dtype) if tensor is not None and tensor.is_floating_point() else tensor
+
+        return self._replace(
+            query=self.query.to(dtype),
+            keys=self.keys.to(dtype),
+            shifts=convert(self.shifts),
+            value=self.value.to(dtype),
+            log_prior=convert(self.log_prior),
+            variance=self.variance.to(dtype) if isinstance(self.variance, Tensor) else self.variance,
+            attn_mask=convert(self.attn_mask),
+        )
+
+    def with_expanded_keys(self) -> "Call":
+        """The same call with the shifts added to the keys: k_jr = k_j + b_r."""
+        if self.shifts is None:
+            return self
+        return self._replace(keys=self.keys + self.shifts[None, :, :, None], shifts=None)
+
+
+def compute_dtype(tensor: Tensor) -> torch.dtype:
+    """The dtype that sums are made in: float64 for float64, else float32."""
+    return torch.float64 if tensor.dtype == torch.float64 else torch.float32

@@ -1,0 +1,107 @@
+"""Feature maps phi of linear attention (Eq. 14). Each acts on one token at a time: (..., D) -> (..., F).
+
+``elu``: elu(x) + 1 (Katharopoulos 2020). ``favor``: positive random features of the softmax kernel (Performer,
+Choromanski 2021).
+``dpfp``: deterministic parameter-free projection (Schlag 2021).
+"""
+
+from collections.abc import Callable
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+FeatureMapName = Literal["elu", "favor", "dpfp"]
+FeatureMap = FeatureMapName | Callable[[Tensor], Tensor]
+
+_FAVOR_SEED = 0
+
+
+def elu_features(x: Tensor) -> Tensor:
+    """phi(x) = elu(x) + 1: x + 1 above 0 and exp(x) below, where elu(x) + 1 would round."""
+    return torch.where(x > 0, x + 1, x.clamp_max(0.0).exp())
+
+
+def dpfp_features(x: Tensor, nu: int = 1) -> Tensor:
+    """phi(x) = [y * roll(y, 1), ..., y * roll(y, nu)] with y = [relu(x), relu(-x)]: F = 2 D nu."""
+    y = torch.cat([x.relu(), (-x).relu()], -1)
+    return torch.cat([y * y.roll(shift, -1) for shift in range(1, nu + 1)], -1)
+
+
+def favor_features(x: Tensor, projection: Tensor, *, is_query: bool = False) -> Tensor:
+    r"""phi(x)_f = exp(w_f . y - |y|^2 / 2) / sqrt(F) with y = x / D^(1/4): E[phi(q) . phi(k)] = exp(q . k / sqrt(D)).
+
+    A query's features may be scaled by any number, as Eq. 14 divides by it: their largest exponent is taken out, so a
+    query's features never
+    vanish together. A key's features carry its weight and stay as they are.
+
+    Args:
+        x: (..., D).
+        projection: w, (F, D), rows drawn by :func:`favor_projection`.
+        is_query: Whether x are queries.
+    """
+    y = x * x.shape[-1] ** -0.25
+    exponent = y @ projection.to(y.dtype).mT - y.square().sum(-1, keepdim=True) / 2
+    if is_query:
+        exponent = exponent - exponent.detach().amax(-1, keepdim=True)
+    return exponent.exp() * projection.shape[0] ** -0.5
+
+
+def favor_projection(dim: int, num_features: int, seed: int) -> Tensor:
+    """Rows w_f ~ N(0, I), orthogonal in groups of ``dim``, float32 on the CPU: the same for a seed on every device."""
+    generator = torch.Generator().manual_seed(seed)
+    groups = []
+    for _ in range(-(-num_features // dim)):
+        directions, upper = torch.linalg.qr(torch.randn(dim, dim, generator=generator, dtype=torch.float64))
+        directions = directions * upper.diagonal().sign()  # without it QR favours some directions
+        lengths = torch.randn(dim, dim, generator=generator, dtype=torch.float64).norm(dim=1, keepdim=True)
+        groups.append(directions.mT * lengths)
+    return torch.cat(groups)[:num_features].float()
+
+
+def default_num_features(dim: int) -> int:
+    """2 D random features for heads of width D."""
+    return 2 * dim
+
+
+def check(feature_map: Any) -> None:
+    """``feature_map`` is a known name or can be called."""
+    names = get_args(FeatureMapName)
+    if feature_map not in names and not callable(feature_map):
+        raise ValueError(f"feature_map must be one of {', '.join(map(repr, names))} or a callable, got {feature_map!r}")
+
+
+def apply(feature_map: FeatureMap, x: Tensor, *, is_query: bool) -> Tensor:
+    """phi(x). A callable that has ``features_of_queries`` is asked for those where x are queries."""
+    if feature_map == "elu":
+        return elu_features(x)
+    if feature_map == "dpfp":
+        return dpfp_features(x)
+    if feature_map == "favor":
+        projection = torch.ops.mgk.favor_projection(x, default_num_features(x.shape[-1]), _FAVOR_SEED)
+        return favor_features(x, projection, is_query=is_query)
+    assert callable(feature_map)
+    if is_query and hasattr(feature_map, "features_of_queries"):
+        return feature_map.features_of_queries(x)
+    return feature_map(x)
+
+
+_drawn: dict[tuple[int, int, int, torch.device], Tensor] = {}
+
+
+def _favor_projection_for(x: Tensor, num_features: int, seed: int) -> Tensor:
+    key = (x.shape[-1], num_features, seed, x.device)
+    if key not in _drawn:
+        _drawn[key] = favor_projection(x.shape[-1], num_features, seed).to(x.device)
+    return _drawn[key].clone()
+
+
+def _fake_favor_projection_for(x: Tensor, num_features: int, seed: int) -> Tensor:
+    return x.new_empty(num_features, x.shape[-1], dtype=torch.float32)
+
+
+# An operator, so that torch.compile does not look into the random generator; drawn once for each width and device.
+_library = torch.library.Library("mgk", "FRAGMENT")
+_library.define("favor_projection(Tensor x, int num_features, int seed) -> Tensor")
+_library.impl("favor_projection", _favor_projection_for, "CompositeExplicitAutograd")
+torch.library.register_fake("mgk::favor_projection", _fake_favor_projection_for, lib=_library)

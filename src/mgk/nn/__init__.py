@@ -1,0 +1,27 @@
+"""Modules with parameters: attention, its priors, variances and feature maps, and the caches for decoding."""
+
+from mgk.nn.attention import MixtureAttention
+from mgk.nn.caches import KeyValueCache, StateCache
+from mgk.nn.feature_maps import Dpfp, Elu, Favor
+from mgk.nn.priors import EMPrior, LearnedPrior, UniformPrior
+from mgk.nn.rotary import rotary_tables, rotate
+from mgk.nn.statistics import m_step_all
+from mgk.nn.variances import ConstantVariance, EMVariance, LearnedVariance
+
+__all__ = [
+    "ConstantVariance",
+    "Dpfp",
+    "EMPrior",
+    "EMVariance",
+    "Elu",
+    "Favor",
+    "KeyValueCache",
+    "LearnedPrior",
+    "LearnedVariance",
+    "MixtureAttention",
+    "StateCache",
+    "UniformPrior",
+    "m_step_all",
+    "rotary_tables",
+    "rotate",
+]

@@ -1,0 +1,83 @@
+"""Feature maps as modules, for the argument ``feature_map`` of the linear family."""
+
+import torch
+from torch import Tensor, nn
+
+from mgk.functional import checks, feature_maps
+
+
+class Elu(nn.Module):
+    """phi(x) = elu(x) + 1 (Katharopoulos 2020)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., D) -> (..., D)."""
+        return feature_maps.elu_features(x)
+
+
+class Dpfp(nn.Module):
+    """phi(x) = [y * roll(y, 1), ..., y * roll(y, nu)] with y = [relu(x), relu(-x)] (Schlag 2021)."""
+
+    def __init__(self, nu: int = 1) -> None:
+        super().__init__()
+        checks.positive_int("nu", nu)
+        self.nu = nu
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., D) -> (..., 2 D nu)."""
+        return feature_maps.dpfp_features(x, self.nu)
+
+    def extra_repr(self) -> str:
+        """The order."""
+        return f"nu={self.nu}"
+
+
+class Favor(nn.Module):
+    """Performer's positive random features of the softmax kernel (Choromanski 2021).
+
+    Args:
+        head_dim: D.
+        num_features: F; None: 2 D.
+        seed: Draws the projection; None takes a seed from torch's generator, so ``torch.manual_seed`` decides.
+    """
+
+    projection: Tensor
+
+    def __init__(self, head_dim: int, num_features: int | None = None, *, seed: int | None = None) -> None:
+        super().__init__()
+        checks.positive_int("head_dim", head_dim)
+        if num_features is not None:
+            checks.positive_int("num_features", num_features)
+        self.head_dim = head_dim
+        self.num_features = num_features or feature_maps.default_num_features(head_dim)
+        self.register_buffer("projection", torch.empty(self.num_features, head_dim))
+        self.redraw(seed)
+
+    @torch.no_grad()
+    def redraw(self, seed: int | None = None) -> None:
+        """Draw a new projection: the same for the same seed, on every device."""
+        if seed is None:
+            seed = int(torch.randint(2**31, ()))
+        drawn = feature_maps.favor_projection(self.head_dim, self.num_features, seed)
+        self.projection = drawn.to(self.projection.device, self.projection.dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The features of keys: (..., D) -> (..., F)."""
+        return feature_maps.favor_features(x, self.projection)
+
+    def features_of_queries(self, x: Tensor) -> Tensor:
+        """The features of queries, scaled so that they never vanish together: (..., D) -> (..., F)."""
+        return feature_maps.favor_features(x, self.projection, is_query=True)
+
+    def extra_repr(self) -> str:
+        """The sizes."""
+        return f"{self.head_dim}, {self.num_features}"
+
+
+def make_feature_map(feature_map: feature_maps.FeatureMap, head_dim: int) -> feature_maps.FeatureMap:
+    """The module of that name, or the callable as it is."""
+    feature_maps.check(feature_map)
+    if feature_map == "elu":
+        return Elu()
+    if feature_map == "dpfp":
+        return Dpfp()
+    return Favor(head_dim) if feature_map == "favor" else feature_map

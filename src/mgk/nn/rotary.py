@@ -1,0 +1,28 @@
+"""Rotary positions (RoPE): features (x_m, x_(m + D/2)) turned by the angle position * base^(-2m/D)."""
+
+import torch
+from torch import Tensor
+
+from mgk.functional import checks
+
+
+def rotary_tables(positions: Tensor, head_dim: int, *, base: float = 10000.0) -> tuple[Tensor, Tensor]:
+    """Cos and sin of the angles of ``positions`` (..., L), each (..., L, D), float32: what ``rotary=`` takes."""
+    checks.positive_int("head_dim", head_dim)
+    if head_dim % 2:
+        raise ValueError(f"head_dim must be even for rotary positions, got {head_dim}")
+    rates = base ** (-torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float32) / head_dim)
+    angles = positions[..., None].float() * rates
+    return torch.cat([angles.cos()] * 2, -1), torch.cat([angles.sin()] * 2, -1)
+
+
+def rotate(x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
+    """The features of x (B, H, ..., L, D), turned; the tables are (L, D) or (B, L, D)."""
+    cos, sin = (_aligned(table, x.ndim).to(x.dtype) for table in rotary)
+    left, right = x.chunk(2, -1)
+    return x * cos + torch.cat([-right, left], -1) * sin
+
+
+def _aligned(table: Tensor, ndim: int) -> Tensor:
+    """(B, L, D) as (B, 1, ..., L, D)."""
+    return table if table.ndim == 2 else table[(slice(None), *(None,) * (ndim - 3))]

@@ -1,0 +1,106 @@
+"""The mixture's variance sigma^2: constant (sqrt(D)), learned by SGD, or updated by the M-step (Eq. 13).
+
+A variance is called without arguments and gives a number, or a tensor (1, H, M, 1).
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from mgk.functional import checks
+from mgk.functional.call import compute_dtype
+from mgk.functional.reference import VARIANCE_FLOOR
+from mgk.nn.statistics import EMModule, checked_momentum, over_ranks
+
+
+class ConstantVariance(nn.Module):
+    """sigma^2 = sqrt(D), the scale of softmax attention."""
+
+    def __init__(self, head_dim: int) -> None:
+        super().__init__()
+        self.value = math.sqrt(head_dim)
+
+    def forward(self) -> float:
+        """sigma^2."""
+        return self.value
+
+    def extra_repr(self) -> str:
+        """The value."""
+        return f"{self.value:.4g}"
+
+
+class LearnedVariance(nn.Module):
+    """sigma_r^2 = exp(log_variance_r) for each head; starts at sqrt(D)."""
+
+    def __init__(self, num_heads: int, num_mixtures: int, head_dim: int) -> None:
+        super().__init__()
+        self.initial = math.log(head_dim) / 2
+        self.log_variance = nn.Parameter(torch.empty(num_heads, num_mixtures))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Back to sqrt(D)."""
+        nn.init.constant_(self.log_variance, self.initial)
+
+    def forward(self) -> Tensor:
+        """sigma^2 (1, H, M, 1)."""
+        return self.log_variance.to(compute_dtype(self.log_variance)).exp()[None, :, :, None]
+
+
+class EMVariance(EMModule):
+    """sigma_r^2 = sum_ij gamma_ijr |q_i - k_jr|^2 / (D sum_ij gamma_ijr) for each head (Eq. 13), at least 1e-6."""
+
+    sigma2: Tensor
+    counts: Tensor
+    distances: Tensor
+
+    def __init__(self, num_heads: int, num_mixtures: int, head_dim: int, *, momentum: float = 0.0) -> None:
+        super().__init__()
+        self.head_dim = head_dim
+        self.momentum = checked_momentum(momentum)
+        for name in ("sigma2", "counts", "distances"):
+            self.register_buffer(name, torch.empty(num_heads, num_mixtures))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Back to sqrt(D), without statistics."""
+        nn.init.constant_(self.sigma2, math.sqrt(self.head_dim))
+        nn.init.zeros_(self.counts)
+        nn.init.zeros_(self.distances)
+
+    def forward(self) -> Tensor:
+        """sigma^2 as it stood after the last M-step: (1, H, M, 1)."""
+        # a copy: an M-step between forward and backward must not change what autograd has saved
+        return self.sigma2.clone()[None, :, :, None]
+
+    @torch.no_grad()
+    def observe(self, counts: Tensor, distances: Tensor) -> None:
+        """Add the counts and the sums of gamma |q - k|^2, both (B, H, M, S), of a training forward."""
+        self.counts += counts.sum((0, 3)).to(self.counts.dtype)
+        self.distances += distances.sum((0, 3)).to(self.distances.dtype)
+
+    @torch.no_grad()
+    def m_step(self) -> None:
+        """sigma^2 <- momentum * sigma^2 + (1 - momentum) * distances / (D counts); without evidence it stays."""
+        counts, distances = over_ranks(self.counts), over_ranks(self.distances)
+        tiny = torch.finfo(counts.dtype).tiny
+        new = (distances / (self.head_dim * counts).clamp_min(tiny)).clamp_min(VARIANCE_FLOOR)
+        self.sigma2.lerp_(torch.where(counts > 0, new, self.sigma2), 1 - self.momentum)
+        self.counts.zero_()
+        self.distances.zero_()
+
+    def extra_repr(self) -> str:
+        """The options."""
+        return f"momentum={self.momentum}"
+
+
+def make_variance(variance: str | nn.Module, num_heads: int, num_mixtures: int, head_dim: int) -> nn.Module:
+    """The variance of that name, or the module as it is."""
+    if isinstance(variance, nn.Module):
+        return variance
+    checks.option("variance", variance, ("constant", "learned", "em"))
+    if variance == "constant":
+        return ConstantVariance(head_dim)
+    kind = LearnedVariance if variance == "learned" else EMVariance
+    return kind(num_heads, num_mixtures, head_dim)
