@@ -78,7 +78,7 @@ def _shifted(call: Call) -> Bilinear:
 
 def scores_of_block(form: Bilinear, mask: Tensor | None, is_causal: bool, queries: slice, keys: slice) -> Tensor:
     """s_ijr of a block of queries and a block of keys, -inf where excluded: (B, H, M, l, s)."""
-    batch, heads, mixtures, num_keys = form.column.shape
+    batch, heads, mixtures, _ = form.column.shape
     block_keys = form.keys[:, :, :, keys]
     column = form.column[:, :, :, None, keys]
     query = form.query[:, :, None, queries]
@@ -91,19 +91,26 @@ def scores_of_block(form: Bilinear, mask: Tensor | None, is_causal: bool, querie
             query.expand(-1, -1, mixtures, -1, -1).reshape(batch * heads * mixtures, num_rows, -1),
             block_keys.reshape(batch * heads * mixtures, num_columns, -1).mT,
         ).view(batch, heads, mixtures, num_rows, num_columns)
+    bias = _mask_of_block(form, mask, is_causal, queries, keys)
+    return scores if bias is None else scores.add_(bias.unsqueeze(2))
+
+
+def _mask_of_block(form: Bilinear, mask: Tensor | None, is_causal: bool, queries: slice, keys: slice) -> Tensor | None:
+    """What the masks add to the scores of a block, broadcastable to (B, H, l, s): 0, -inf, or a float mask's addend."""
+    offset = form.column.shape[3] - form.query.shape[2]
+    causal = None
+    if is_causal and keys.stop - 1 > queries.start + offset:  # the block reaches beyond the diagonal
+        num_rows, num_columns = queries.stop - queries.start, keys.stop - keys.start
+        first = {"first_query": queries.start, "first_key": keys.start}
+        causal = masks.causal_mask(num_rows, num_columns, form.query.device, **first, offset=offset)[None, None]
+    if mask is None and causal is None:
+        return None
     if mask is not None:
         rows = queries if mask.shape[2] > 1 else slice(None)
         columns = keys if mask.shape[3] > 1 else slice(None)
-        scores = masks.add_to_scores(scores, mask[:, :, rows, columns])
-    offset = num_keys - form.query.shape[2]
-    if is_causal and keys.stop - 1 > queries.start + offset:
-        allowed = masks.causal_mask(
-            queries.stop - queries.start,
-            keys.stop - keys.start,
-            scores.device,
-            first_query=queries.start,
-            first_key=keys.start,
-            offset=offset,
-        )
-        scores.masked_fill_(~allowed, -torch.inf)
-    return scores
+        mask = mask[:, :, rows, columns]
+    joint = mask if causal is None else masks.join(mask, causal)
+    assert joint is not None
+    if joint.dtype != torch.bool:
+        return joint
+    return torch.zeros_like(joint, dtype=form.query.dtype).masked_fill_(~joint, -torch.inf)

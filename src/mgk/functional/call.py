@@ -52,6 +52,20 @@ class Call(NamedTuple):
         """Whether sigma^2 is one number for all components and positions of a head."""
         return not isinstance(self.variance, Tensor) or self.variance.shape[2:] == (1, 1)
 
+    @property
+    def has_key_mask(self) -> bool:
+        """Whether the mask is the same for every query."""
+        return self.attn_mask is not None and self.attn_mask.shape[2] == 1
+
+    def with_key_mask_in_prior(self) -> "Call":
+        """The same call with a key mask as a factor of pi_jr, exp(mask_j) for every r: no mask is left to read."""
+        if self.attn_mask is None or not self.has_key_mask:
+            return self
+        mask = self.attn_mask
+        if mask.dtype == torch.bool:
+            mask = torch.zeros_like(mask, dtype=torch.float32).masked_fill(~mask, -torch.inf)
+        return self._replace(attn_mask=None, log_prior=mask if self.log_prior is None else self.log_prior + mask)
+
     def at_full_precision(self) -> "Call":
         """The same call with half-precision tensors in float32, so that every sum is in float32 or better."""
         dtype = compute_dtype(self.query)

@@ -11,7 +11,7 @@ from mgk.functional.call import Call
 BACKENDS: dict[str, ModuleType] = {module.NAME: module for module in (reference, blockwise, sdpa)}
 
 # Below this many scores (B * H * M * L * S) the set-up of the other backends costs more than the scores themselves.
-FEW_SCORES = 2**15
+FEW_SCORES = 2**16
 
 
 def available_backends() -> dict[str, str]:
@@ -23,7 +23,7 @@ def choose(call: Call) -> str:
     """The backend that ``auto`` takes, by the first row that holds.
 
     ==============================================================  =============
-    few scores (2^15 at most), or a single query: decoding           ``reference``
+    few scores (2^16 at most), or a single query: decoding           ``reference``
     sdpa can serve it (soft, no dropout, no gradient of a mask)      ``sdpa``
     anything else                                                    ``blockwise``
     ==============================================================  =============

@@ -78,7 +78,7 @@ def apply(feature_map: FeatureMap, x: Tensor, *, is_query: bool) -> Tensor:
     if feature_map == "dpfp":
         return dpfp_features(x)
     if feature_map == "favor":
-        projection = torch.ops.mgk.favor_projection(x, default_num_features(x.shape[-1]), _FAVOR_SEED)
+        projection = torch.ops.mgk.favor_projection(x.detach(), default_num_features(x.shape[-1]), _FAVOR_SEED)
         return favor_features(x, projection, is_query=is_query)
     assert callable(feature_map)
     if is_query and hasattr(feature_map, "features_of_queries"):

@@ -59,8 +59,10 @@ def linear_mixture_attention(
     """
     checks.option("backend", backend, BACKENDS)
     checks.flag("return_state", return_state)
+    checks.tensor("query", query, "BHLD")
+    checks.tensor("keys", keys, "BHMSD")
     checks.tensor("value", value, "BHSE")
-    value_in, query_in, keys_in = _autocast(value, query, keys)
+    query_in, keys_in, value_in = autocast_inputs(query, keys, value)
     with without_autocast(query_in):
         phi_q, phi_k = _mixed_features(query_in, keys_in, log_prior, feature_map, key_mask, is_causal)
         checks.alike(query=query_in, value=value_in)
@@ -93,21 +95,17 @@ def linear_mixture_weights(
     The arguments are those of :func:`linear_mixture_attention`. Rows sum to 1; a query
     whose normaliser is 0 has a row of zeros.
     """
-    query_in, keys_in = _autocast(query, keys)
+    checks.tensor("query", query, "BHLD")
+    checks.tensor("keys", keys, "BHMSD")
+    query_in, keys_in = autocast_inputs(query, keys)
     with without_autocast(query_in):
         phi_q, phi_k = _mixed_features(query_in, keys_in, log_prior, feature_map, key_mask, is_causal)
         allowed = _causal_mask(phi_q, phi_k) if is_causal else None
         return reference.linear_weights(phi_q, phi_k, allowed).to(query_in.dtype)
 
 
-def _autocast(*tensors: Any) -> tuple[Any, ...]:
-    return autocast_inputs(*tensors) if all(isinstance(t, Tensor) for t in tensors) else tensors
-
-
-def features(query: Any, keys: Any, feature_map: Any) -> tuple[Tensor, Tensor]:
+def features(query: Tensor, keys: Tensor, feature_map: Any) -> tuple[Tensor, Tensor]:
     """phi(q_i) (B, H, L, F) and phi(k_jr) (B, H, M, S, F), in float32 or better."""
-    checks.tensor("query", query, "BHLD")
-    checks.tensor("keys", keys, "BHMSD")
     checks.alike(query=query, keys=keys)
     for dim, why in ((0, "the batch of query"), (1, "the heads of query"), (-1, "the features of query")):
         checks.size("keys", keys, dim, query.shape[dim], why)
@@ -126,7 +124,7 @@ def features(query: Any, keys: Any, feature_map: Any) -> tuple[Tensor, Tensor]:
 
 
 def _mixed_features(
-    query: Any, keys: Any, log_prior: Any, feature_map: Any, key_mask: Any, is_causal: Any
+    query: Tensor, keys: Tensor, log_prior: Any, feature_map: Any, key_mask: Any, is_causal: Any
 ) -> tuple[Tensor, Tensor]:
     """phi(q_i) (B, H, L, F) and phibar_j = sum_r pi_jr phi(k_jr) (B, H, S, F), 0 where masked."""
     phi_q, phi_k = features(query, keys, feature_map)

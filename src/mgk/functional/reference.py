@@ -62,7 +62,7 @@ def responsibilities(call: Call) -> Tensor:
 
 
 def m_step(call: Call, query_mask: Tensor | None = None, log_prior: Tensor | None = None) -> MStep:
-    """N_jr = sum_i gamma_ijr, pi = N_jr / N_j, k = sum_i gamma q_i / N_jr, sigma^2 = sum_i gamma |q_i - k|^2 / (D N_jr).
+    """N_jr = sum_i gamma_ijr, pi = N_jr / N_j, k = sum_i gamma q_i / N_jr, sigma^2 = sum_i gamma |q_i - k|^2 / D N_jr.
 
     Eq. 13, with the 1/D of an isotropic Gaussian in D dimensions.
     """
@@ -105,7 +105,7 @@ def log_kernel(call: Call) -> Tensor:
 
 
 def linear_weights(query: Tensor, keys: Tensor, allowed: Tensor | None) -> Tensor:
-    """A_ij = phi(q_i) . phibar_j / sum_j' phi(q_i) . phibar_j' (Eq. 14), features being (B, H, L, F) and (B, H, S, F)."""
+    """A_ij = phi(q_i) . phibar_j / sum_j' phi(q_i) . phibar_j' (Eq. 14), from features (B, H, L | S, F)."""
     products = query @ keys.mT
     if allowed is not None:
         products = products.masked_fill(~allowed, 0.0)

@@ -68,7 +68,7 @@ def linear_counts(
     query_mask: Tensor | None = None,
     is_causal: bool = False,
 ) -> Tensor:
-    """N_jr = sum_i gamma_ijr (B, H, M, S) with e_ijr = phi(q_i) . phi(k_jr), of linear attention: O(N) memory, O(N^2) time.
+    """N_jr = sum_i gamma_ijr (B, H, M, S) with e_ijr = phi(q_i) . phi(k_jr): O(N) memory, O(N^2) time.
 
     Features as :func:`mgk.functional.linear.features` gives them, (B, H, L, F) and (B, H, M, S, F); the masks are (B,
     S) and (B, L).

@@ -1,1 +1,1 @@
-"""One file a backend, each with NAME, ``refusal(call)`` (why it cannot serve a call, or None) and ``attention(call)``."""
+"""One file a backend, each with NAME, ``refusal(call)`` (why it cannot serve a call) and ``attention(call)``."""

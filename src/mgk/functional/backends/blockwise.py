@@ -16,6 +16,7 @@ from mgk.functional import bilinear
 from mgk.functional.bilinear import Bilinear
 from mgk.functional.blocks import block_number, blocks
 from mgk.functional.call import Call
+from mgk.functional.precision import without_autocast
 
 NAME = "blockwise"
 
@@ -28,7 +29,7 @@ def refusal(call: Call) -> str | None:
 
 def attention(call: Call) -> Tensor:
     """h_i = sum_j A_ij v_j (Eq. 10)."""
-    call = call.at_full_precision()
+    call = call.with_key_mask_in_prior().at_full_precision()
     form = bilinear.from_call(call)
     seed = torch.randint(2**62, (1,), device="cpu") if call.dropout_p > 0 else None
     out, _ = torch.ops.mgk.blockwise_forward(
@@ -184,9 +185,10 @@ def _setup_context(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
 def _autograd_backward(ctx, grad, grad_lse):  # type: ignore[no-untyped-def]
     query, keys, row, column, value, mask, seed, out, lse = ctx.saved_tensors
     needs_mask_grad = mask is not None and ctx.needs_input_grad[5]
-    d_query, d_keys, d_row, d_column, d_value, d_mask = torch.ops.mgk.blockwise_backward(
-        grad, query, keys, row, column, value, mask, seed, out, lse, *ctx.options, needs_mask_grad
-    )
+    with without_autocast(query):
+        d_query, d_keys, d_row, d_column, d_value, d_mask = torch.ops.mgk.blockwise_backward(
+            grad, query, keys, row, column, value, mask, seed, out, lse, *ctx.options, needs_mask_grad
+        )
     return (
         d_query,
         d_keys,
@@ -196,6 +198,10 @@ def _autograd_backward(ctx, grad, grad_lse):  # type: ignore[no-untyped-def]
         d_mask if needs_mask_grad else None,
         *(None,) * 4,
     )
+
+
+def _no_second_derivative(ctx, *grads):  # type: ignore[no-untyped-def]
+    raise RuntimeError("backend 'blockwise' has first derivatives only; use backend='reference' for second ones")
 
 
 # torch.library.custom_op would import torch._dynamo, two seconds, at the first call; the plain registration does not.
@@ -214,3 +220,4 @@ torch.library.register_fake("mgk::blockwise_backward", _fake_backward, lib=_libr
 torch.library.register_autograd(
     "mgk::blockwise_forward", _autograd_backward, setup_context=_setup_context, lib=_library
 )
+torch.library.register_autograd("mgk::blockwise_backward", _no_second_derivative, lib=_library)

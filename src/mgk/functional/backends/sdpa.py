@@ -46,7 +46,7 @@ def attention(call: Call) -> Tensor:
     """h_i = sum_j A_ij v_j (Eq. 10)."""
     if _is_softmax(call):
         return _attend(call, call.query, call.keys, call.value, scale=1 / float(call.variance))
-    call = _with_key_mask_in_prior(call)
+    call = call.with_key_mask_in_prior()
     if _fits_bfloat16(call):
         return _split_bias(call)
     call = call.at_full_precision()
@@ -66,22 +66,8 @@ def _is_softmax(call: Call) -> bool:
         and call.log_prior is None
         and call.shifts is None
         and not isinstance(call.variance, Tensor)
-        and not (call.is_causal and _is_key_mask(call.attn_mask))
+        and not (call.is_causal and call.has_key_mask)
     )
-
-
-def _is_key_mask(mask: Tensor | None) -> bool:
-    return mask is not None and mask.shape[2] == 1
-
-
-def _with_key_mask_in_prior(call: Call) -> Call:
-    """A mask that is the same for every query is a factor of pi_jr: no mask to read, and ``is_causal`` stays free."""
-    mask = call.attn_mask
-    if mask is None or not _is_key_mask(mask):
-        return call
-    if mask.dtype == torch.bool:
-        mask = torch.zeros_like(mask, dtype=torch.float32).masked_fill(~mask, -torch.inf)
-    return call._replace(attn_mask=None, log_prior=mask if call.log_prior is None else call.log_prior + mask)
 
 
 def _all_components(call: Call, form: Bilinear) -> Tensor:
@@ -117,7 +103,7 @@ def _split_bias(call: Call) -> Tensor:
 
 
 def _may_factor(form: Bilinear) -> bool:
-    """Whether u.w keeps its precision: a look at values, so not while compiling, nor where a device would be waited for."""
+    """Whether u.w keeps its precision: a look at values, so not while compiling, and on the CPU only."""
     assert form.row is not None
     if torch.compiler.is_compiling() or form.query.device.type != "cpu":
         return False

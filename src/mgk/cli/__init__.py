@@ -1,0 +1,17 @@
+"""The command ``mgk``."""
+
+import sys
+
+
+def main() -> None:
+    """Run the command; without its extra installed, say so and fail."""
+    try:
+        import rich  # noqa: F401  tables and progress need it later; say now that it is missing
+
+        from mgk.cli.app import app
+    except ModuleNotFoundError as error:
+        if error.name not in ("rich", "typer"):
+            raise
+        print("mgk: the command needs typer and rich: pip install 'mgk[cli]'", file=sys.stderr)
+        sys.exit(1)
+    app(prog_name="mgk")

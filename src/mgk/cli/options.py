@@ -1,0 +1,67 @@
+"""Checks of option values, for all verbs. Each raises ``typer.BadParameter``, which names the option."""
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import typer
+
+
+def one_of(names: Sequence[str]) -> Callable[[str], str]:
+    """A check that the value is one of the names."""
+
+    def check(value: str) -> str:
+        if value not in names:
+            raise typer.BadParameter(f"{value!r} is not one of {', '.join(names)}")
+        return value
+
+    return check
+
+
+def some_of(names: Sequence[str]) -> Callable[[str | None], str | None]:
+    """A check that the value is a comma-separated list of some of the names."""
+
+    def check(value: str | None) -> str | None:
+        if value is not None:
+            given = split(value)
+            if not given:
+                raise typer.BadParameter(f"give at least one of {', '.join(names)}")
+            for name in given:
+                one_of(names)(name)
+        return value
+
+    return check
+
+
+def split(value: str) -> tuple[str, ...]:
+    """The parts of a comma-separated list, each once."""
+    parts = (part.strip() for part in value.split(","))
+    return tuple(dict.fromkeys(part for part in parts if part))
+
+
+def device(names: Sequence[str]) -> Callable[[str], str]:
+    """A check that the value is one of the names, with or without a number: ``cuda``, ``cuda:1``."""
+
+    def check(value: str) -> str:
+        kind, colon, number = value.partition(":")
+        if kind not in names or (colon and not number.isdecimal()):
+            raise typer.BadParameter(
+                f"{value!r} is not one of {', '.join(names)}, with or without a number as in cuda:1"
+            )
+        return value
+
+    return check
+
+
+def writable_file(path: Path | None) -> Path | None:
+    """A check, before the work, that the file can be written after it."""
+    if path is None:
+        return None
+    directory = path.absolute().parent
+    if not directory.is_dir():
+        raise typer.BadParameter(f"the directory {str(directory)!r} does not exist")
+    if path.is_dir():
+        raise typer.BadParameter(f"{str(path)!r} is a directory")
+    if not os.access(directory, os.W_OK):
+        raise typer.BadParameter(f"the directory {str(directory)!r} is not writable")
+    return path

@@ -1,0 +1,98 @@
+"""Every backend against the reference: output and all gradients, in float64, over the option matrix and odd sizes."""
+
+import itertools
+
+import pytest
+import torch
+
+import mgk
+from support.cases import FUNCTIONS, largest_errors, make_case
+
+PRIORS = (None, "component", "position")
+VARIANCES = (None, 0.7, "head", "component", "position")
+MASKS = (None, "key", "pair", "float")
+OPTIONS = [
+    pytest.param(*options, id="-".join(str(o) for o in options))
+    for options in itertools.product(FUNCTIONS, ("gaussian", "dot"), PRIORS, VARIANCES, MASKS, (False, True))
+    if not (options[0] == "shifted" and options[1] == "dot" and options[3] in (None, 0.7, "head"))  # the shifts cancel
+]
+
+
+def assert_agrees(case, backend):
+    errors = largest_errors(case.run(backend), case.run("reference"))
+    assert max(errors.values()) < 1e-10, errors
+
+
+@pytest.mark.parametrize(("function", "kernel", "prior", "variance", "mask", "is_causal"), OPTIONS)
+def test_backends_agree_with_the_reference(function, kernel, prior, variance, mask, is_causal):
+    options = {"kernel": kernel, "prior": prior, "variance": variance, "mask": mask, "is_causal": is_causal}
+    for e_step in ("soft", "hard"):
+        assert_agrees(make_case(function, e_step=e_step, **options), "blockwise")
+    if mask != "float":  # sdpa has no gradient for it
+        assert_agrees(make_case(function, **options), "sdpa")
+
+
+# B, H, L, S, D, E, M
+SIZES = [
+    (1, 1, 1, 1, 1, 1, 1),
+    (1, 2, 1, 63, 8, 8, 2),
+    (2, 1, 63, 1, 5, 3, 3),
+    (1, 1, 63, 65, 33, 7, 2),
+    (2, 2, 7, 300, 16, 40, 4),
+    (1, 1, 300, 7, 4, 1, 8),
+    (1, 1, 1030, 1100, 3, 2, 1),  # more than one block in both directions
+    (3, 4, 130, 129, 2, 2, 5),
+]
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=lambda s: "B{}-H{}-L{}-S{}-D{}-E{}-M{}".format(*s))
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_backends_agree_at_odd_sizes(function, sizes):
+    for is_causal in (False, True):
+        case = make_case(function, sizes=sizes, prior="component", is_causal=is_causal)
+        assert_agrees(case, "sdpa")
+        assert_agrees(case, "blockwise")
+        assert_agrees(make_case(function, sizes=sizes, e_step="hard", is_causal=is_causal), "blockwise")
+
+
+@pytest.mark.parametrize("backend", ["blockwise", "sdpa"])
+def test_inputs_need_not_be_contiguous(backend):
+    case = make_case(prior="position")
+    truth = case.run("reference")
+    for name in ("query", "keys", "value", "log_prior"):
+        x = case.tensors[name]
+        case.tensors[name] = x.transpose(-1, -2).contiguous().transpose(-1, -2)
+    assert max(largest_errors(case.run(backend), truth).values()) < 1e-10
+
+
+@pytest.mark.parametrize(
+    "shape", [(1, 1, 1, 17), (1, 1, 13, 1), (2, 3, 13, 17), (13, 17), (17,), (2, 1, 1, 1)], ids=str
+)
+def test_masks_broadcast_and_float_masks_have_gradients_of_their_own_shape(shape):
+    case = make_case()
+    case.tensors["attn_mask"] = torch.randn(shape, dtype=torch.float64)
+    result = case.run("blockwise")
+    assert result["attn_mask"].shape == shape
+    assert max(largest_errors(result, case.run("reference")).values()) < 1e-10
+
+
+@pytest.mark.parametrize("zero", ["batch", "queries", "keys"])
+@pytest.mark.parametrize("backend", ["reference", "blockwise", "sdpa"])
+def test_empty_inputs_give_empty_outputs_or_zeros(zero, backend):
+    batch, num_queries, num_keys = (0 if zero == name else 3 for name in ("batch", "queries", "keys"))
+    case = make_case(sizes=(batch, 2, num_queries, num_keys, 4, 5, 2))
+    query = case.tensors["query"].requires_grad_()
+    out = mgk.mixture_attention(query, case.tensors["keys"], case.tensors["value"], backend=backend)
+    assert out.shape == (batch, 2, num_queries, 5)
+    assert not out.any()
+    assert not torch.autograd.grad(out.sum(), query)[0].any()
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_sdpa_obeys_float_masks_that_need_no_gradient(function, is_causal):
+    case = make_case(function, prior="component", mask="float", is_causal=is_causal)
+    case.tensors["attn_mask"][3] = -torch.inf
+    truth = case.run("reference")["output"]
+    mask = case.tensors.pop("attn_mask")
+    torch.testing.assert_close(case.run("sdpa", attn_mask=mask)["output"], truth, atol=1e-10, rtol=0)

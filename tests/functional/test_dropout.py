@@ -1,0 +1,113 @@
+"""Dropout acts on position weights: unbiased, reproducible, the same in forward, backward and recomputation."""
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+import mgk
+
+BACKENDS = ("reference", "blockwise")
+
+
+def make_inputs(length=70, mixtures=2):
+    return torch.randn(2, 3, length, 5), torch.randn(2, 3, mixtures, length, 5), torch.randn(2, 3, length, 4)
+
+
+def run(backend, inputs, seed=0, p=0.3, **options):
+    torch.manual_seed(seed)
+    return mgk.mixture_attention(*inputs, dropout_p=p, backend=backend, **options)
+
+
+def dropped_weights(backend, query, keys, p, seed=0, **options):
+    """The weights after dropout, made visible by an identity matrix of values."""
+    length = keys.shape[3]
+    return run(backend, (query, keys, torch.eye(length).expand(*query.shape[:2], -1, -1)), seed, p, **options)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("e_step", ["soft", "hard"])
+def test_each_weight_is_dropped_whole_or_scaled_up(backend, e_step):
+    query, keys, _ = make_inputs()
+    kept = dropped_weights(backend, query, keys, 0.25, e_step=e_step)
+    ratio = kept / mgk.mixture_weights(query, keys, e_step=e_step)
+    is_kept = ratio > 0.5
+    torch.testing.assert_close(ratio, is_kept / 0.75, rtol=1e-4, atol=1e-6)
+    assert abs(is_kept.float().mean() - 0.75) < 0.01
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_same_seed_gives_the_same_mask_and_another_seed_another(backend):
+    inputs = make_inputs()
+    assert torch.equal(run(backend, inputs, seed=1), run(backend, inputs, seed=1))
+    assert not torch.equal(run(backend, inputs, seed=1), run(backend, inputs, seed=2))
+    torch.manual_seed(1)
+    first, second = (mgk.mixture_attention(*inputs, dropout_p=0.3, backend=backend) for _ in range(2))
+    assert not torch.equal(first, second)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("e_step", ["soft", "hard"])
+def test_backward_uses_the_mask_of_forward(e_step, is_causal):
+    """Finite differences with the seed held fixed, over more than one block of 32 queries and keys."""
+    torch.manual_seed(0)
+    inputs = [x.double().requires_grad_() for x in make_inputs(length=9)]
+    options = {"e_step": e_step, "is_causal": is_causal}
+    assert torch.autograd.gradcheck(lambda *x: run("blockwise", x, **options), inputs)
+
+
+def test_blocks_have_masks_of_their_own():
+    """33 million scores are cut into many blocks; equal masks in two of them would repeat."""
+    query, keys = torch.zeros(1, 1, 2048, 1), torch.zeros(1, 1, 1, 2048, 1)
+    is_kept = dropped_weights("blockwise", query, keys, 0.5)[0, 0] > 0
+    quarters = [is_kept[i : i + 1024, j : j + 1024] for i in (0, 1024) for j in (0, 1024)]
+    for a in range(4):
+        for b in range(a):
+            assert abs((quarters[a] == quarters[b]).float().mean() - 0.5) < 0.01
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_recomputation_in_gradient_checkpointing_drops_the_same(backend, use_reentrant):
+    results = []
+    for checkpointed in (False, True):
+        inputs = [x.requires_grad_() for x in make_inputs_seeded()]
+        torch.manual_seed(5)
+
+        def function(*x):
+            return mgk.mixture_attention(*x, dropout_p=0.4, backend=backend)
+
+        out = checkpoint(function, *inputs, use_reentrant=use_reentrant) if checkpointed else function(*inputs)
+        results.append(torch.autograd.grad(out.square().sum(), inputs) if not use_reentrant else grads_of(out, inputs))
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def grads_of(out, inputs):
+    """Reentrant checkpointing works with backward() only."""
+    out.square().sum().backward()
+    return [x.grad for x in inputs]
+
+
+def make_inputs_seeded():
+    torch.manual_seed(7)
+    return make_inputs()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_dropout_is_unbiased(backend):
+    inputs = make_inputs(length=20)
+    mean = torch.stack([run(backend, inputs, seed=s, p=0.2) for s in range(600)]).mean(0)
+    exact = mgk.mixture_attention(*inputs)
+    assert (mean - exact).abs().max() < 0.12
+
+
+def test_rows_are_not_renormalised():
+    query, keys, _ = make_inputs()
+    assert dropped_weights("blockwise", query, keys, 0.5).sum(-1).std() > 0.05
+
+
+def test_shifted_attention_drops_too():
+    query, keys, value = make_inputs()
+    torch.manual_seed(0)
+    out = mgk.shifted_mixture_attention(query, keys[:, :, 0], torch.randn(3, 2, 5), value, dropout_p=0.5)
+    assert out.isfinite().all()

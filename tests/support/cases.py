@@ -1,0 +1,101 @@
+"""Random calls of the attention functions, and how to compare two backends on them: outputs and every gradient."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import mgk
+
+FUNCTIONS = ("mixture", "shifted")
+
+
+@dataclass
+class Case:
+    """A call of ``mixture_attention`` or ``shifted_mixture_attention``."""
+
+    function: str
+    tensors: dict[str, Tensor]  # by argument name, in float64
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def run(self, backend: str, dtype: torch.dtype = torch.float64, **more: Any) -> dict[str, Tensor]:
+        """The output and the gradient of every float argument, all in float64."""
+        inputs = {name: _cast(name, x, dtype) for name, x in self.tensors.items() if name != "upstream"}
+        for x in inputs.values():
+            if x.is_floating_point():
+                x.requires_grad_()
+        function = mgk.mixture_attention if self.function == "mixture" else mgk.shifted_mixture_attention
+        out = function(**inputs, **self.options, backend=backend, **more)
+        leaves = {name: x for name, x in inputs.items() if x.requires_grad}
+        grads = torch.autograd.grad(out, list(leaves.values()), self.tensors["upstream"].to(out.dtype))
+        return {"output": out.detach().double()} | {
+            name: grad.double() for name, grad in zip(leaves, grads, strict=True)
+        }
+
+
+def _cast(name: str, x: Tensor, dtype: torch.dtype) -> Tensor:
+    """The parameters that may stay in float32 beside half inputs do so."""
+    if not x.is_floating_point():
+        return x
+    keep = name in ("log_prior", "variance") and dtype.itemsize < 4
+    return x.detach().to(torch.float32 if keep else dtype).clone()
+
+
+def make_case(
+    function: str = "mixture",
+    *,
+    sizes: tuple[int, int, int, int, int, int, int] = (2, 3, 13, 17, 5, 4, 2),
+    prior: str | None = None,
+    variance: str | float | None = None,
+    mask: str | None = None,
+    seed: int = 0,
+    scale: float = 1.0,
+    offset: float = 0.0,
+    **options: Any,
+) -> Case:
+    """Sizes are B, H, L, S, D, E, M; priors and variances "head", "component", "position"; masks "key", "pair", "float"."""
+    batch, heads, num_queries, num_keys, dim, width, mixtures = sizes
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    shapes = {
+        "head": (1, heads, 1, 1),
+        "component": (1, heads, mixtures, 1),
+        "position": (batch, heads, mixtures, num_keys),
+    }
+    tensors = {
+        "query": normal(batch, heads, num_queries, dim) * scale + offset,
+        "value": normal(batch, heads, num_keys, width),
+        "upstream": normal(batch, heads, num_queries, width),
+    }
+    if function == "mixture":
+        tensors["keys"] = normal(batch, heads, mixtures, num_keys, dim) * scale + offset
+    else:
+        tensors["key"] = normal(batch, heads, num_keys, dim) * scale + offset
+        tensors["shifts"] = normal(heads, mixtures, dim) * scale
+    if prior is not None:
+        tensors["log_prior"] = normal(*shapes[prior]).log_softmax(2)
+    if isinstance(variance, str):
+        tensors["variance"] = normal(*shapes[variance]).mul(0.3).exp() * dim**0.5
+    elif variance is not None:
+        options["variance"] = variance
+    if mask == "key":
+        tensors["attn_mask"] = torch.rand(batch, 1, 1, num_keys, generator=generator) > 0.3
+    elif mask == "pair":
+        tensors["attn_mask"] = torch.rand(batch, 1, num_queries, num_keys, generator=generator) > 0.5
+    elif mask == "float":
+        tensors["attn_mask"] = normal(num_queries, num_keys)
+    return Case(function, tensors, options)
+
+
+def largest_errors(result: dict[str, Tensor], truth: dict[str, Tensor]) -> dict[str, float]:
+    """For each tensor the largest error, relative to max(1, the largest element)."""
+    return {
+        name: ((result[name] - expected).abs().max() / max(1.0, expected.abs().max())).item()
+        if expected.numel()
+        else 0.0
+        for name, expected in truth.items()
+    }
