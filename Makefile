@@ -1,4 +1,4 @@
-# Every target sets up .venv by itself when it is missing or older than pyproject.toml.
+# Every target sets up .venv by itself when it is missing or older than what it is made from.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 .PHONY: demo test lint format bench clean
 .DEFAULT_GOAL := test
 
-$(VENV)/.ready: pyproject.toml
+$(VENV)/.ready: pyproject.toml setup.py $(wildcard src/mgk/csrc/*)
 	rm -rf $(VENV)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'

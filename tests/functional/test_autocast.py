@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import mgk
+from support.cases import BACKENDS
 
 QUERY, KEYS, VALUE = torch.randn(1, 2, 60, 8), torch.randn(1, 2, 2, 60, 8), torch.randn(1, 2, 60, 8)
 
@@ -12,7 +13,7 @@ def rounded(*tensors):
     return [x.bfloat16() for x in tensors]
 
 
-@pytest.mark.parametrize("backend", ["reference", "blockwise", "sdpa"])
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_attention_under_autocast_is_attention_of_rounded_inputs(backend):
     with torch.autocast("cpu", torch.bfloat16):
         out = mgk.mixture_attention(QUERY, KEYS, VALUE, backend=backend)

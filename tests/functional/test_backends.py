@@ -6,8 +6,10 @@ import pytest
 import torch
 
 import mgk
-from support.cases import FUNCTIONS, largest_errors, make_case
+from support.cases import BACKENDS, FUNCTIONS, WITH_HARD, largest_errors, make_case
 
+OTHERS = tuple(name for name in BACKENDS if name not in ("reference", "blockwise"))
+OTHERS_WITH_HARD = tuple(name for name in OTHERS if name in WITH_HARD)
 PRIORS = (None, "component", "position")
 VARIANCES = (None, 0.7, "head", "component", "position")
 MASKS = (None, "key", "pair", "float")
@@ -28,8 +30,9 @@ def test_backends_agree_with_the_reference(function, kernel, prior, variance, ma
     options = {"kernel": kernel, "prior": prior, "variance": variance, "mask": mask, "is_causal": is_causal}
     for e_step in ("soft", "hard"):
         assert_agrees(make_case(function, e_step=e_step, **options), "blockwise")
-    if mask != "float":  # sdpa has no gradient for it
-        assert_agrees(make_case(function, **options), "sdpa")
+        if mask != "float":  # the others have no gradient for it
+            for backend in OTHERS if e_step == "soft" else OTHERS_WITH_HARD:
+                assert_agrees(make_case(function, e_step=e_step, **options), backend)
 
 
 # B, H, L, S, D, E, M
@@ -50,12 +53,13 @@ SIZES = [
 def test_backends_agree_at_odd_sizes(function, sizes):
     for is_causal in (False, True):
         case = make_case(function, sizes=sizes, prior="component", is_causal=is_causal)
-        assert_agrees(case, "sdpa")
-        assert_agrees(case, "blockwise")
-        assert_agrees(make_case(function, sizes=sizes, e_step="hard", is_causal=is_causal), "blockwise")
+        for backend in BACKENDS:
+            assert_agrees(case, backend)
+        for backend in WITH_HARD:
+            assert_agrees(make_case(function, sizes=sizes, e_step="hard", is_causal=is_causal), backend)
 
 
-@pytest.mark.parametrize("backend", ["blockwise", "sdpa"])
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_inputs_need_not_be_contiguous(backend):
     case = make_case(prior="position")
     truth = case.run("reference")
@@ -77,7 +81,7 @@ def test_masks_broadcast_and_float_masks_have_gradients_of_their_own_shape(shape
 
 
 @pytest.mark.parametrize("zero", ["batch", "queries", "keys"])
-@pytest.mark.parametrize("backend", ["reference", "blockwise", "sdpa"])
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_empty_inputs_give_empty_outputs_or_zeros(zero, backend):
     batch, num_queries, num_keys = (0 if zero == name else 3 for name in ("batch", "queries", "keys"))
     case = make_case(sizes=(batch, 2, num_queries, num_keys, 4, 5, 2))
@@ -90,9 +94,22 @@ def test_empty_inputs_give_empty_outputs_or_zeros(zero, backend):
 
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("function", FUNCTIONS)
-def test_sdpa_obeys_float_masks_that_need_no_gradient(function, is_causal):
+@pytest.mark.parametrize("backend", OTHERS)
+def test_float_masks_that_need_no_gradient_are_obeyed(backend, function, is_causal):
     case = make_case(function, prior="component", mask="float", is_causal=is_causal)
     case.tensors["attn_mask"][3] = -torch.inf
     truth = case.run("reference")["output"]
     mask = case.tensors.pop("attn_mask")
-    torch.testing.assert_close(case.run("sdpa", attn_mask=mask)["output"], truth, atol=1e-10, rtol=0)
+    torch.testing.assert_close(case.run(backend, attn_mask=mask)["output"], truth, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("zero", ["batch", "queries", "keys"])
+def test_empty_inputs_have_empty_weights_and_statistics(zero):
+    batch, num_queries, num_keys = (0 if zero == name else 3 for name in ("batch", "queries", "keys"))
+    query, keys = torch.randn(batch, 2, num_queries, 4), torch.randn(batch, 2, 2, num_keys, 4)
+    assert mgk.mixture_weights(query, keys).shape == (batch, 2, num_queries, num_keys)
+    assert mgk.mixture_weights(query, keys, e_step="hard").shape == (batch, 2, num_queries, num_keys)
+    assert mgk.responsibilities(query, keys).shape == (batch, 2, num_queries, 2, num_keys)
+    step = mgk.m_step(query, keys)
+    assert step.counts.shape == step.prior.shape == step.variance.shape == (batch, 2, 2, num_keys)
+    assert not step.counts.any()

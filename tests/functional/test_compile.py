@@ -2,11 +2,10 @@
 
 import pytest
 import torch
-from test_statistics import call_of
 
 import mgk
 from mgk.functional import bilinear
-from support.cases import make_case
+from support.cases import BACKENDS, call_of, make_case
 
 
 def compiled(function):
@@ -26,7 +25,7 @@ def assert_same(function, *inputs):
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("backend", ["auto", "reference", "blockwise", "sdpa"])
+@pytest.mark.parametrize("backend", ["auto", *BACKENDS])
 def test_attention_compiles(backend, is_causal):
     x = make_case(sizes=(1, 2, 80, 80, 4, 4, 2), prior="component").tensors
     shifted = make_case("shifted", sizes=(1, 2, 80, 80, 4, 4, 2)).tensors
@@ -95,6 +94,8 @@ def test_operators_pass_opcheck(function, mask, e_step):
     is_hard = e_step == "hard"
     arguments = (*form, call.value.clone().requires_grad_(), call.attn_mask, None, is_hard, True, 0.0)
     torch.library.opcheck(torch.ops.mgk.blockwise_forward.default, arguments)
+    if "cpu" in BACKENDS and mask != "float":  # cpu has no gradient for it
+        torch.library.opcheck(torch.ops.mgk.cpu_forward.default, arguments)
     detached = [x if x is None else x.detach() for x in form]
     mask = None if call.attn_mask is None else call.attn_mask.detach()
     arguments = (*detached, mask, torch.ones(1, 9, dtype=torch.bool), call.query, is_hard, False)
@@ -107,7 +108,8 @@ def test_other_operators_pass_opcheck():
     torch.library.opcheck(torch.ops.mgk.favor_projection.default, (query, 7, 0))
 
 
-def test_second_derivatives_are_refused_by_blockwise_and_given_by_the_reference():
+@pytest.mark.parametrize("backend", [name for name in BACKENDS if name in ("blockwise", "cpu")])
+def test_second_derivatives_are_refused_with_own_backwards_and_given_by_the_reference(backend):
     x = make_case(sizes=(1, 1, 4, 4, 2, 2, 2)).tensors
     query = x["query"].requires_grad_()
 
@@ -118,4 +120,4 @@ def test_second_derivatives_are_refused_by_blockwise_and_given_by_the_reference(
 
     assert curvature("reference").abs().max() > 0
     with pytest.raises(RuntimeError, match="use backend='reference'"):
-        curvature("blockwise")
+        curvature(backend)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import mgk
-from mgk.functional import dispatch
+from mgk.functional import dispatch, kernels
 from mgk.functional.attention import checked_call
 
 
@@ -17,31 +17,42 @@ def make_call(num_queries=200, num_keys=200, mixtures=2, shifted=False, **option
     return checked_call(query, keys, shifts, value, **(defaults | options))
 
 
-@pytest.mark.parametrize(
-    ("call", "expected"),
-    [
-        (make_call(), "sdpa"),
-        (make_call(shifted=True), "sdpa"),
-        (make_call(shifted=True, is_causal=True), "sdpa"),
-        (make_call(mixtures=1, kernel="dot"), "sdpa"),
-        (make_call(mixtures=1, kernel="dot", is_causal=True), "sdpa"),
-        (make_call(is_causal=True), "sdpa"),
-        (make_call(e_step="hard"), "blockwise"),
-        (make_call(e_step="hard", mixtures=1), "sdpa"),
-        (make_call(dropout_p=0.1), "blockwise"),
-        (make_call(mixtures=1, kernel="dot", dropout_p=0.1), "blockwise"),
-        (make_call(attn_mask=torch.zeros(200, 200, requires_grad=True)), "blockwise"),
-        (make_call(attn_mask=torch.zeros(200, 200)), "sdpa"),
-        (make_call(num_queries=1, num_keys=5000), "reference"),
-        (make_call(num_queries=20, num_keys=20), "reference"),
-    ],
-)
-def test_auto_takes_the_fastest_exact_backend(call, expected):
-    assert dispatch.choose(call) == expected
+# the call, what serves it with the kernels, and without
+CHOICES = [
+    ({}, "cpu", "sdpa"),
+    ({"shifted": True}, "cpu", "sdpa"),
+    ({"shifted": True, "is_causal": True}, "cpu", "sdpa"),
+    ({"mixtures": 1, "kernel": "dot"}, "cpu", "sdpa"),
+    ({"is_causal": True}, "cpu", "sdpa"),
+    ({"e_step": "hard"}, "cpu", "blockwise"),
+    ({"e_step": "hard", "mixtures": 1}, "cpu", "sdpa"),
+    ({"dropout_p": 0.1}, "cpu", "blockwise"),
+    ({"mixtures": 1, "kernel": "dot", "dropout_p": 0.1}, "cpu", "blockwise"),
+    ({"mixtures": 9}, "sdpa", "sdpa"),
+    ({"mixtures": 9, "e_step": "hard"}, "blockwise", "blockwise"),
+    ({"attn_mask": torch.zeros(200, 200, requires_grad=True)}, "blockwise", "blockwise"),
+    ({"attn_mask": torch.zeros(200, 200)}, "cpu", "sdpa"),
+    ({"num_queries": 1, "num_keys": 5000}, "reference", "reference"),
+    ({"num_queries": 20, "num_keys": 20}, "reference", "reference"),
+]
 
 
-def test_available_backends_are_named_with_their_state():
-    assert mgk.available_backends() == {"reference": "ready", "blockwise": "ready", "sdpa": "ready"}
+@pytest.mark.parametrize(("options", "with_kernels", "without"), CHOICES)
+def test_auto_takes_the_fastest_exact_backend(options, with_kernels, without, monkeypatch):
+    call = make_call(**options)
+    if kernels.STATUS == "ready":
+        assert dispatch.choose(call) == with_kernels
+    monkeypatch.setattr(kernels, "STATUS", "not built")
+    assert dispatch.choose(call) == without
+
+
+def test_available_backends_are_named_with_their_state(monkeypatch):
+    always = {"reference": "ready", "blockwise": "ready", "sdpa": "ready"}
+    assert mgk.available_backends() == always | {"cpu": kernels.STATUS}
+    monkeypatch.setattr(kernels, "STATUS", "not built: there was no C++ compiler")
+    assert mgk.available_backends() == always | {"cpu": "not built: there was no C++ compiler"}
+    with pytest.raises(ValueError, match="backend 'cpu' cannot serve this call: it is not built"):
+        mgk.mixture_attention(torch.ones(1, 1, 2, 2), torch.ones(1, 1, 1, 2, 2), torch.ones(1, 1, 2, 2), backend="cpu")
 
 
 @pytest.mark.parametrize(

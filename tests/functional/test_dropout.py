@@ -5,8 +5,10 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 import mgk
+from support.cases import WITH_HARD
 
-BACKENDS = ("reference", "blockwise")
+BACKENDS = WITH_HARD
+SEEDED = tuple(name for name in BACKENDS if name != "reference")
 
 
 def make_inputs(length=70, mixtures=2):
@@ -47,18 +49,20 @@ def test_the_same_seed_gives_the_same_mask_and_another_seed_another(backend):
 
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("e_step", ["soft", "hard"])
-def test_backward_uses_the_mask_of_forward(e_step, is_causal):
-    """Finite differences with the seed held fixed, over more than one block of 32 queries and keys."""
+@pytest.mark.parametrize("backend", SEEDED)
+def test_backward_uses_the_mask_of_forward(backend, e_step, is_causal):
+    """Finite differences with the seed held fixed."""
     torch.manual_seed(0)
     inputs = [x.double().requires_grad_() for x in make_inputs(length=9)]
     options = {"e_step": e_step, "is_causal": is_causal}
-    assert torch.autograd.gradcheck(lambda *x: run("blockwise", x, **options), inputs)
+    assert torch.autograd.gradcheck(lambda *x: run(backend, x, **options), inputs)
 
 
-def test_blocks_have_masks_of_their_own():
+@pytest.mark.parametrize("backend", SEEDED)
+def test_blocks_have_masks_of_their_own(backend):
     """33 million scores are cut into many blocks; equal masks in two of them would repeat."""
     query, keys = torch.zeros(1, 1, 2048, 1), torch.zeros(1, 1, 1, 2048, 1)
-    is_kept = dropped_weights("blockwise", query, keys, 0.5)[0, 0] > 0
+    is_kept = dropped_weights(backend, query, keys, 0.5)[0, 0] > 0
     quarters = [is_kept[i : i + 1024, j : j + 1024] for i in (0, 1024) for j in (0, 1024)]
     for a in range(4):
         for b in range(a):
@@ -101,9 +105,10 @@ def test_dropout_is_unbiased(backend):
     assert (mean - exact).abs().max() < 0.12
 
 
-def test_rows_are_not_renormalised():
+@pytest.mark.parametrize("backend", SEEDED)
+def test_rows_are_not_renormalised(backend):
     query, keys, _ = make_inputs()
-    assert dropped_weights("blockwise", query, keys, 0.5).sum(-1).std() > 0.05
+    assert dropped_weights(backend, query, keys, 0.5).sum(-1).std() > 0.05
 
 
 def test_shifted_attention_drops_too():

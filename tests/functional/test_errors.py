@@ -55,7 +55,11 @@ ATTENTION = [
     ({"dropout_p": 1.0}, ValueError, "dropout_p must be at least 0 and below 1, got 1.0"),
     ({"dropout_p": -0.1}, ValueError, "dropout_p must be at least 0"),
     ({"dropout_p": "some"}, TypeError, "dropout_p must be a number, got str"),
-    ({"backend": "gpu"}, ValueError, "backend must be one of 'auto', 'reference', 'blockwise', 'sdpa', got 'gpu'"),
+    (
+        {"backend": "gpu"},
+        ValueError,
+        "backend must be one of 'auto', 'reference', 'blockwise', 'sdpa', 'cpu', got 'gpu'",
+    ),
 ]
 
 

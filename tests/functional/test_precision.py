@@ -7,9 +7,8 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 import mgk
-from support.cases import FUNCTIONS, Case, largest_errors, make_case
+from support.cases import BACKENDS, FUNCTIONS, Case, largest_errors, make_case
 
-BACKENDS = ("reference", "blockwise", "sdpa")
 N, D = 512, 32
 SIZES = (1, 2, N, N, D, D, 2)
 SERVED = [
@@ -194,3 +193,17 @@ def test_weights_and_responsibilities_hold_in_half_precision():
         assert half.dtype == torch.bfloat16
         exact = function(query.bfloat16().double(), keys.bfloat16().double())
         torch.testing.assert_close(half.double(), exact, atol=4e-3, rtol=0)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_what_padding_holds_does_not_cost_precision(function, backend):
+    """A mean key over the padding too would lie far from every real key."""
+    sizes = (2, 2, 64, 64, 8, 8, 2)
+    mask = torch.arange(64) < 50
+    case = rounded(make_case(function, sizes=sizes, prior="component"), torch.float32)
+    truth = case.run("reference", attn_mask=mask)
+    name, dim = ("keys", 3) if function == "mixture" else ("key", 2)
+    case.tensors[name].narrow(dim, 50, 14).fill_(1e5)
+    result = case.run(backend, torch.float32, attn_mask=mask)
+    assert max(largest_errors(result, truth).values()) < 5e-6

@@ -8,6 +8,7 @@ import torch
 
 import mgk
 from support import loops
+from support.cases import WITH_HARD
 
 B, H, L, S, D, E, M = 2, 2, 4, 5, 3, 2, 3
 KERNELS, E_STEPS, MASKS = ("gaussian", "dot"), ("soft", "hard"), ("none", "bool", "float", "causal", "bool-causal")
@@ -100,7 +101,7 @@ def test_linear_weights_and_output_are_equation_14(name, is_causal):
 def test_hard_gradient_goes_to_the_lowest_component_on_a_tie():
     key = torch.randn(1, 1, 1, 4, 3, dtype=torch.float64)
     query, value = torch.randn(1, 1, 6, 3, dtype=torch.float64), torch.randn(1, 1, 4, 2, dtype=torch.float64)
-    for backend in ("reference", "blockwise"):
+    for backend in WITH_HARD:
         keys = key.repeat(1, 1, 3, 1, 1).requires_grad_()
         out = mgk.mixture_attention(query, keys, value, e_step="hard", backend=backend)
         (grad,) = torch.autograd.grad(out.square().sum(), keys)

@@ -8,24 +8,7 @@ import torch
 import mgk
 from mgk.functional import reference, statistics
 from mgk.functional.attention import checked_call
-from support.cases import make_case
-
-
-def call_of(case):
-    inputs = case.tensors
-    return checked_call(
-        inputs["query"],
-        inputs["keys"] if case.function == "mixture" else inputs["key"].unsqueeze(2),
-        inputs.get("shifts"),
-        inputs["value"],
-        inputs.get("log_prior"),
-        inputs.get("variance"),
-        case.options.get("kernel", "gaussian"),
-        case.options.get("e_step", "soft"),
-        inputs.get("attn_mask"),
-        case.options.get("is_causal", False),
-        0.0,
-    )
+from support.cases import call_of, make_case
 
 
 @pytest.mark.parametrize(

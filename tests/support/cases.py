@@ -7,8 +7,12 @@ import torch
 from torch import Tensor
 
 import mgk
+from mgk.functional.attention import checked_call
+from mgk.functional.call import Call
 
 FUNCTIONS = ("mixture", "shifted")
+BACKENDS = tuple(name for name, status in mgk.available_backends().items() if status == "ready")
+WITH_HARD = tuple(name for name in BACKENDS if name != "sdpa")
 
 
 @dataclass
@@ -54,7 +58,7 @@ def make_case(
     offset: float = 0.0,
     **options: Any,
 ) -> Case:
-    """Sizes are B, H, L, S, D, E, M; priors and variances "head", "component", "position"; masks "key", "pair", "float"."""
+    """B, H, L, S, D, E, M; priors and variances "head", "component" or "position"; masks "key", "pair" or "float"."""
     batch, heads, num_queries, num_keys, dim, width, mixtures = sizes
     generator = torch.Generator().manual_seed(seed)
 
@@ -99,3 +103,21 @@ def largest_errors(result: dict[str, Tensor], truth: dict[str, Tensor]) -> dict[
         else 0.0
         for name, expected in truth.items()
     }
+
+
+def call_of(case: Case) -> Call:
+    """The checked call that a backend receives."""
+    inputs = case.tensors
+    return checked_call(
+        inputs["query"],
+        inputs["keys"] if case.function == "mixture" else inputs["key"].unsqueeze(2),
+        inputs.get("shifts"),
+        inputs["value"],
+        inputs.get("log_prior"),
+        inputs.get("variance"),
+        case.options.get("kernel", "gaussian"),
+        case.options.get("e_step", "soft"),
+        inputs.get("attn_mask"),
+        case.options.get("is_causal", False),
+        0.0,
+    )

@@ -1,6 +1,5 @@
 """The eight variants, as calls of the public functions on one set of inputs."""
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -17,6 +16,7 @@ from mgk.functional import (
     mixture_attention,
     shifted_mixture_attention,
 )
+from mgk.functional.attention import checked_call
 from mgk.functional.call import Call, compute_dtype
 
 
@@ -140,16 +140,16 @@ def auto_backend(name: str, inputs: Inputs, is_causal: bool) -> str:
 def _call(name: str, x: Inputs, is_causal: bool) -> Call:
     """What the dispatcher is asked about."""
     is_softmax, is_shifted, is_hard = name == "softmax", name.startswith("smgk"), name.endswith("-hard")
-    return Call(
-        query=x.query,
-        keys=x.key.unsqueeze(2) if is_softmax or is_shifted else x.keys,
-        shifts=x.shifts if is_shifted else None,
-        value=x.value,
-        log_prior=None if is_softmax or is_hard else _per_position(x.log_prior),
-        variance=math.sqrt(x.query.shape[-1]),
+    return checked_call(
+        x.query,
+        x.key.unsqueeze(2) if is_softmax or is_shifted else x.keys,
+        x.shifts if is_shifted else None,
+        x.value,
+        log_prior=None if is_softmax else _per_position(x.log_prior),
+        variance=None,
         kernel="dot" if is_softmax else "gaussian",
         e_step="hard" if is_hard else "soft",
         attn_mask=None,
-        is_causal=is_causal and x.query.shape[2] > 1,
+        is_causal=is_causal,
         dropout_p=0.0,
     )

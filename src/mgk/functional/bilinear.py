@@ -38,11 +38,6 @@ def from_call(call: Call) -> Bilinear:
     return form._replace(column=form.column + call.log_prior)
 
 
-def mean_key(keys: Tensor) -> Tensor:
-    """The centre c (B, H, 1, D). Any c gives the same scores, so no gradient needs to flow through it."""
-    return keys.detach().mean((2, 3)).unsqueeze(2)
-
-
 def _dot(call: Call) -> Bilinear:
     empty = call.query.new_zeros(call.keys.shape[:-1])
     if call.has_common_variance:
@@ -52,7 +47,7 @@ def _dot(call: Call) -> Bilinear:
 
 
 def _gaussian(call: Call) -> Bilinear:
-    centre = mean_key(call.keys)
+    centre = call.centre()
     query, keys = call.query - centre, call.keys - centre.unsqueeze(2)
     half_norm = keys.square().sum(-1) / 2  # (B, H, M, S)
     if call.has_common_variance:
@@ -65,7 +60,7 @@ def _gaussian(call: Call) -> Bilinear:
 
 def _shifted(call: Call) -> Bilinear:
     assert call.shifts is not None
-    centre = mean_key(call.keys)
+    centre = call.centre()
     mean_shift = call.shifts.detach().mean(1, keepdim=True)  # (H, 1, D)
     keys = call.keys - centre.unsqueeze(2)
     shifts = (call.shifts - mean_shift)[None, :, :, None]  # (1, H, M, 1, D)

@@ -5,16 +5,18 @@ from math import isqrt
 
 from mgk.functional.bilinear import Bilinear
 
-# Scores in flight at a time. 4 MB of float32: with the two or three temporaries of a step it stays in a core's share
-# of the cache.
-SCORES_PER_BLOCK = 2**20
+# Scores in flight at a time. 4 MB of float32 stay in the CPU's cache with the two or three temporaries of a step; other
+# devices want larger pieces of work.
+SCORES_PER_BLOCK = {"cpu": 2**20}
+SCORES_PER_BLOCK_ELSEWHERE = 2**25
 
 
 def block_length(form: Bilinear) -> int:
-    """The side of a square block: a power of two from 32 to 1,024, by the batch, heads and components that share it."""
+    """The side of a square block: a power of two from 32 to 4,096, by the batch, heads and components that share it."""
     batch, heads, mixtures, _ = form.column.shape
-    side = isqrt(max(1, SCORES_PER_BLOCK // max(1, batch * heads * mixtures)))
-    return min(1024, max(32, 1 << (side.bit_length() - 1)))
+    budget = SCORES_PER_BLOCK.get(form.query.device.type, SCORES_PER_BLOCK_ELSEWHERE)
+    side = isqrt(max(1, budget // max(1, batch * heads * mixtures)))
+    return min(4096, max(32, 1 << (side.bit_length() - 1)))
 
 
 def blocks(form: Bilinear, is_causal: bool) -> Iterator[tuple[slice, list[slice]]]:

@@ -83,6 +83,22 @@ class Call(NamedTuple):
             attn_mask=convert(self.attn_mask),
         )
 
+    def centre(self) -> Tensor:
+        """The point c (B, H, 1, D) that distances are expanded about: the mean of the keys that take part.
+
+        Any c gives the same scores, so no gradient needs to flow through it; one amid the keys keeps them precise.
+        Under causality it is the first key that takes part: no later one, however large, touches an earlier output.
+        """
+        keys = self.keys.detach()
+        if self.log_prior is None or self.log_prior.shape[3] == 1:
+            keys = keys[:, :, :, :1] if self.is_causal else keys
+            return keys.mean((2, 3)).unsqueeze(2)
+        alive = (self.log_prior > -torch.inf).any(2).expand(*keys.shape[:2], -1)  # (B, H, S)
+        if self.is_causal:
+            alive = alive & (alive.cumsum(-1) == 1)
+        count = alive.sum(-1).clamp_min(1)[:, :, None, None]
+        return keys.mean(2).masked_fill(~alive.unsqueeze(-1), 0.0).sum(2, keepdim=True) / count
+
     def with_expanded_keys(self) -> "Call":
         """The same call with the shifts added to the keys: k_jr = k_j + b_r."""
         if self.shifts is None:

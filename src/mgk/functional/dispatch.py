@@ -4,11 +4,11 @@ from types import ModuleType
 
 from torch import Tensor
 
-from mgk.functional import reference
-from mgk.functional.backends import blockwise, sdpa
+from mgk.functional import kernels, reference
+from mgk.functional.backends import blockwise, cpu, sdpa
 from mgk.functional.call import Call
 
-BACKENDS: dict[str, ModuleType] = {module.NAME: module for module in (reference, blockwise, sdpa)}
+BACKENDS: dict[str, ModuleType] = {module.NAME: module for module in (reference, blockwise, sdpa, cpu)}
 
 # Below this many scores (B * H * M * L * S) the set-up of the other backends costs more than the scores themselves.
 FEW_SCORES = 2**16
@@ -16,23 +16,27 @@ FEW_SCORES = 2**16
 
 def available_backends() -> dict[str, str]:
     """The backends by name, each "ready" or why it is not."""
-    return dict.fromkeys(BACKENDS, "ready")
+    return {name: kernels.STATUS if name == cpu.NAME else "ready" for name in BACKENDS}
 
 
 def choose(call: Call) -> str:
-    """The backend that ``auto`` takes, by the first row that holds.
+    """The backend that ``auto`` takes: the first of these that can serve the call.
 
-    ==============================================================  =============
-    few scores (2^16 at most), or a single query: decoding           ``reference``
-    sdpa can serve it (soft, no dropout, no gradient of a mask)      ``sdpa``
-    anything else                                                    ``blockwise``
-    ==============================================================  =============
+    ==================================================================  =============
+    few scores (2^16 at most), or a single query: decoding               ``reference``
+    on the CPU, when the kernels are built and no mask needs a gradient  ``cpu``
+    a soft E-step without dropout, and no mask needs a gradient          ``sdpa``
+    anything else                                                        ``blockwise``
+    ==================================================================  =============
     """
     batch, heads, num_queries, _ = call.query.shape
     per_query = batch * heads * call.num_mixtures * call.num_keys
     if num_queries == 1 or per_query * num_queries <= FEW_SCORES:
         return reference.NAME
-    return sdpa.NAME if sdpa.refusal(call) is None else blockwise.NAME
+    for backend in (cpu, sdpa):
+        if backend.refusal(call) is None:
+            return backend.NAME
+    return blockwise.NAME
 
 
 def attention(call: Call, backend: str) -> Tensor:

@@ -42,6 +42,8 @@ def attention(call: Call) -> Tensor:
 def weights(call: Call) -> Tensor:
     """A_ij = sum_r pi_jr e_ijr / sum_j' sum_r pi_j'r e_ij'r (Eq. 9), hard: max_r in place of sum_r pi (Eq. 12)."""
     scores = _masked_scores(call)
+    if scores.numel() == 0:
+        return scores.sum(2)
     if call.is_hard:
         scores = scores.max(dim=2, keepdim=True).values  # the gradient goes to the winner, the lowest r on a tie
     peak = _finite(scores.detach().amax((2, 4), keepdim=True))
@@ -97,9 +99,9 @@ def log_kernel(call: Call) -> Tensor:
     variance = call.variance.unsqueeze(-2) if isinstance(call.variance, Tensor) else call.variance  # (B, H, M, 1, S)
     if call.kernel == "dot":
         return call.query.unsqueeze(2) @ call.keys.mT / variance
-    mean_key = call.keys.detach().mean((2, 3))[:, :, None]  # (B, H, 1, D)
-    query = (call.query - mean_key).unsqueeze(2)
-    keys = call.keys - mean_key.unsqueeze(2)
+    centre = call.centre()
+    query = (call.query - centre).unsqueeze(2)
+    keys = call.keys - centre.unsqueeze(2)
     squared = query.square().sum(-1, keepdim=True) - 2 * query @ keys.mT + keys.square().sum(-1).unsqueeze(-2)
     return -squared / (2 * variance)
 
@@ -114,7 +116,7 @@ def linear_weights(query: Tensor, keys: Tensor, allowed: Tensor | None) -> Tenso
 
 def _masked_scores(call: Call) -> Tensor:
     """s_ijr = log pi_jr + log kernel, -inf where the masks exclude the pair."""
-    call = call.at_full_precision().with_expanded_keys()
+    call = call.with_key_mask_in_prior().at_full_precision().with_expanded_keys()
     scores = log_kernel(call)
     if call.log_prior is not None:
         scores = scores + call.log_prior.unsqueeze(-2)

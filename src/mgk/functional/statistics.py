@@ -29,14 +29,14 @@ class Moments(NamedTuple):
 @torch.no_grad()
 def counts(call: Call, query_mask: Tensor | None = None) -> Tensor:
     """N_jr = sum_i gamma_ijr (B, H, M, S), over the queries of ``query_mask`` and the pairs that the call admits."""
-    return _moments(call.at_full_precision(), query_mask, None)[0]
+    return _moments(call.with_key_mask_in_prior().at_full_precision(), query_mask, None)[0]
 
 
 @torch.no_grad()
 def moments(call: Call, query_mask: Tensor | None = None) -> Moments:
     """The counts with the first and second moments of the queries about the mean key."""
-    call = call.at_full_precision().with_expanded_keys()
-    centre = bilinear.mean_key(call.keys)
+    call = call.with_key_mask_in_prior().at_full_precision().with_expanded_keys()
+    centre = call.centre()
     counts, first, second = _moments(call, query_mask, call.query - centre)
     return Moments(counts, first, second, centre)
 
@@ -100,6 +100,8 @@ def _responsibility_moments(
     if points is not None:
         sums += [column.new_zeros(*column.shape, points.shape[-1]), torch.zeros_like(column)]
         norms = points.square().sum(-1)
+    if query.numel() == 0:
+        return sums
     for rows, column_blocks in blocks(form, is_causal):
         for columns in column_blocks:
             gamma = _gamma(bilinear.scores_of_block(form, mask, is_causal, rows, columns), is_hard)  # (B, H, M, l, s)

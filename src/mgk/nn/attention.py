@@ -5,13 +5,13 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from mgk.functional import attention, checks, linear, masks, precision, statistics
+from mgk.functional import attention, checks, feature_maps, linear, masks, precision, statistics
 from mgk.functional.call import Call, EStep
 from mgk.functional.dispatch import BACKENDS
 from mgk.functional.feature_maps import FeatureMap
 from mgk.nn.caches import KeyValueCache, StateCache
 from mgk.nn.feature_maps import make_feature_map
-from mgk.nn.priors import EMPrior, LearnedPrior, make_prior
+from mgk.nn.priors import EMPrior, LearnedPrior, UniformPrior, make_prior
 from mgk.nn.rotary import rotate
 from mgk.nn.statistics import EMModule, is_first_pass
 from mgk.nn.variances import ConstantVariance, EMVariance, LearnedVariance, make_variance
@@ -64,7 +64,9 @@ class MixtureAttention(nn.Module):
         backend: str = "auto",
     ) -> None:
         super().__init__()
-        _check_options(embed_dim, num_heads, variant, head_dim, num_mixtures, e_step, variance, dropout, bias, backend)
+        _check_options(
+            embed_dim, num_heads, variant, head_dim, num_mixtures, e_step, variance, feature_map, dropout, bias, backend
+        )
         self.embed_dim = embed_dim
         self.num_heads = num_heads
         self.head_dim = head_dim or embed_dim // num_heads
@@ -85,10 +87,10 @@ class MixtureAttention(nn.Module):
         self.shifts: nn.Parameter | None = None
         if self.is_shifted:
             self.shifts = nn.Parameter(torch.empty(num_heads, self.num_mixtures, self.head_dim))
-        # one key has no prior to choose; a hard E-step (Eq. 12) does not use it, so none is trained
-        if variant in _SINGLE or (e_step == "hard" and prior == "learned"):
-            prior = "uniform"
         self.prior = make_prior(prior, num_heads, self.num_mixtures)
+        # one key has no prior to choose; a hard E-step (Eq. 12) does not use it, so none is trained
+        if variant in _SINGLE or (e_step == "hard" and isinstance(self.prior, LearnedPrior)):
+            self.prior = UniformPrior()
         self.variance = make_variance(variance, num_heads, self.num_mixtures, self.head_dim)
         self.feature_map: FeatureMap | None = make_feature_map(feature_map, self.head_dim) if self.is_linear else None
         self.reset_parameters()
@@ -134,7 +136,7 @@ class MixtureAttention(nn.Module):
         Returns:
             (B, L, embed_dim), or (output, weights).
         """
-        self._check_inputs(x, context, rotary, cache, attn_mask, need_weights)
+        self._check_inputs(x, context, attn_mask, is_causal, rotary, cache, need_weights)
         source = x if context is None else context
         query = self.q_proj(x).unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)  # (B, H, L, D)
         value = self.v_proj(source).unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)  # (B, H, S, D)
@@ -162,6 +164,8 @@ class MixtureAttention(nn.Module):
         """Update the "em" priors and variances from the training forwards since the last call (identity 5).
 
         Sums over all ranks. To be called once per optimizer step, on every rank; without "em" it does nothing.
+        DistributedDataParallel copies rank 0's buffers over the others' at each synchronised forward: accumulate
+        gradients under its ``no_sync()``, or give it ``broadcast_buffers=False``.
         """
         for part in (self.prior, self.variance):
             if isinstance(part, EMModule):
@@ -188,6 +192,8 @@ class MixtureAttention(nn.Module):
         need_weights: bool,
     ) -> tuple[Tensor, Tensor | None]:
         """The heads (B, H, L, D) by Eq. 1 or 10, and the weights when they are asked for."""
+        num_keys = keys.shape[3] + (0 if cache is None else cache.length)
+        log_prior, mask = self._log_prior(num_keys), _join_masks(attn_mask, key_mask, query, num_keys)
         if cache is not None:
             keys, value = cache.append(keys, value)
         call = attention.checked_call(
@@ -195,11 +201,11 @@ class MixtureAttention(nn.Module):
             keys,
             self.shifts,
             value,
-            self._log_prior(keys.shape[3]),
+            log_prior,
             self.variance(),
             "dot" if self.variant == "softmax" else "gaussian",
             self.e_step,
-            _join_masks(attn_mask, key_mask, query, keys.shape[3]),
+            mask,
             is_causal,
             self.dropout if self.training else 0.0,
         )
@@ -275,12 +281,15 @@ class MixtureAttention(nn.Module):
             if isinstance(self.prior, EMPrior):
                 self.prior.observe(counts)
 
-    def _check_inputs(self, x: Any, context: Any, rotary: Any, cache: Any, attn_mask: Any, need_weights: Any) -> None:
+    def _check_inputs(
+        self, x: Any, context: Any, attn_mask: Any, is_causal: Any, rotary: Any, cache: Any, need_weights: Any
+    ) -> None:
         for name, tensor, dims in (("x", x, "BLC"), ("context", context, "BSC")):
             if name == "context" and tensor is None:
                 continue
             checks.tensor(name, tensor, dims)
             checks.size(name, tensor, 2, self.embed_dim, "embed_dim")
+        checks.flag("is_causal", is_causal)
         checks.flag("need_weights", need_weights)
         if context is not None:
             checks.size("context", context, 0, x.shape[0], "the batch of x")
@@ -290,6 +299,8 @@ class MixtureAttention(nn.Module):
                 raise ValueError("rotary turns queries and keys by the positions of x: it cannot be used with context")
         if cache is not None and not isinstance(cache, StateCache if self.is_linear else KeyValueCache):
             raise TypeError(f"cache must be what new_cache() of this variant gives, got {type(cache).__name__}")
+        if cache is not None and cache.batch not in (None, x.shape[0]):
+            raise ValueError(f"cache holds a batch of {cache.batch} sequences, got x with {x.shape[0]}")
         if self.is_linear and attn_mask is not None:
             raise ValueError(f"attn_mask has no meaning for variant={self.variant!r}: use key_mask and is_causal")
         if self.is_linear and need_weights and cache is not None and cache.length:
@@ -325,6 +336,7 @@ def _check_options(
     num_mixtures: Any,
     e_step: Any,
     variance: Any,
+    feature_map: Any,
     dropout: Any,
     bias: Any,
     backend: Any,
@@ -339,6 +351,7 @@ def _check_options(
         )
     checks.option("variant", variant, get_args(Variant))
     checks.option("e_step", e_step, get_args(EStep))
+    feature_maps.check(feature_map)
     checks.probability("dropout", dropout)
     checks.flag("bias", bias)
     checks.option("backend", backend, linear.BACKENDS if variant in _LINEAR else ("auto", *BACKENDS))

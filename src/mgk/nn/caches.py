@@ -1,10 +1,11 @@
-"""Caches for decoding, one kind a family: keys and values that grow, or a state of constant size; entries are detached."""
+"""Caches for decoding, one kind a family: keys and values that grow, or a state of constant size. All detached."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from mgk.functional import checks
 from mgk.functional.linear import LinearState
 
 
@@ -22,6 +23,11 @@ class KeyValueCache:
     def __init__(self) -> None:
         self.length = 0
         self._room: _Layout | None = None
+
+    @property
+    def batch(self) -> int | None:
+        """The number of sequences, or None while empty."""
+        return None if self._room is None else self._room.keys.shape[0]
 
     @property
     def nbytes(self) -> int:
@@ -44,13 +50,14 @@ class KeyValueCache:
         room = self._reserve(keys, value)
         room.keys[:, :, :, past : self.length] = keys.detach()
         room.value[:, :, past : self.length] = value.detach()
-        if torch.is_grad_enabled() and (keys.requires_grad or value.requires_grad):
+        if torch.is_grad_enabled():  # a copy: autograd keeps what comes back, and the next append writes to the room
             all_keys = torch.cat([room.keys[:, :, :, :past], keys], 3)
             return all_keys, torch.cat([room.value[:, :, :past], value], 2)
         return room.keys[:, :, :, : self.length], room.value[:, :, : self.length]
 
     def reorder(self, index: Tensor) -> None:
         """Take the sequences ``index`` (B',) of the batch, as beam search does."""
+        _check_index(index)
         if self._room is not None:
             self._room = _Layout(*(x.index_select(0, index.to(x.device)) for x in self._room))
 
@@ -58,6 +65,8 @@ class KeyValueCache:
         """Forget the tokens from position ``length`` on."""
         _check_crop(length, self.length)
         self.length = length
+        if length == 0:
+            self._room = None
 
     def _reserve(self, keys: Tensor, value: Tensor) -> _Layout:
         """Room for the new entries, counted into ``length``."""
@@ -91,6 +100,11 @@ class StateCache:
         self.state: LinearState | None = None
 
     @property
+    def batch(self) -> int | None:
+        """The number of sequences, or None while empty."""
+        return None if self.state is None else self.state.numerator.shape[0]
+
+    @property
     def nbytes(self) -> int:
         """The bytes of the state."""
         return 0 if self.state is None else sum(x.numel() * x.element_size() for x in self.state)
@@ -102,6 +116,7 @@ class StateCache:
 
     def reorder(self, index: Tensor) -> None:
         """Take the sequences ``index`` (B',) of the batch, as beam search does."""
+        _check_index(index)
         if self.state is not None:
             self.state = LinearState(*(x.index_select(0, index.to(x.device)) for x in self.state))
 
@@ -116,6 +131,12 @@ class StateCache:
             )
 
 
-def _check_crop(length: int, held: int) -> None:
+def _check_index(index: Any) -> None:
+    checks.tensor("index", index, "B", dtypes=(torch.int64, torch.int32))
+
+
+def _check_crop(length: Any, held: int) -> None:
+    if isinstance(length, bool) or not isinstance(length, int):
+        raise TypeError(f"length must be a whole number, got {type(length).__name__}")
     if not 0 <= length <= held:
         raise ValueError(f"length must be from 0 to the cache's {held}, got {length}")

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from mgk.functional import checks
 from mgk.functional.call import compute_dtype
-from mgk.nn.statistics import EMModule, checked_momentum, over_ranks
+from mgk.nn.statistics import EMModule, checked_momentum, counted_once, over_ranks
 
 
 class UniformPrior(nn.Module):
@@ -24,6 +24,7 @@ class LearnedPrior(nn.Module):
 
     def __init__(self, num_heads: int, num_mixtures: int) -> None:
         super().__init__()
+        _check_sizes(num_heads, num_mixtures)
         self.logits = nn.Parameter(torch.empty(num_heads, num_mixtures))
         self.reset_parameters()
 
@@ -53,6 +54,7 @@ class EMPrior(EMModule):
         self, num_heads: int, num_mixtures: int, *, momentum: float = 0.0, max_positions: int | None = None
     ) -> None:
         super().__init__()
+        _check_sizes(num_heads, num_mixtures)
         if max_positions is not None:
             checks.positive_int("max_positions", max_positions)
         self.momentum = checked_momentum(momentum)
@@ -77,9 +79,9 @@ class EMPrior(EMModule):
         """Add the counts N_jr (B, H, M, S) of a training forward."""
         counts = counts.sum(0).to(self.counts.dtype)
         if self.max_positions is None:
-            self.counts += counts.sum(-1, keepdim=True)
+            self.counts += counted_once(counts.sum(-1, keepdim=True))
         else:
-            self.counts[:, :, self._positions(counts.shape[-1], first_key)] += counts
+            self.counts[:, :, self._positions(counts.shape[-1], first_key)] += counted_once(counts)
 
     @torch.no_grad()
     def m_step(self) -> None:
@@ -102,6 +104,11 @@ class EMPrior(EMModule):
                 f"the prior's table holds max_positions={self.max_positions} positions, got {first_key + num_keys} keys"
             )
         return slice(first_key, first_key + num_keys)
+
+
+def _check_sizes(num_heads: int, num_mixtures: int) -> None:
+    checks.positive_int("num_heads", num_heads)
+    checks.positive_int("num_mixtures", num_mixtures)
 
 
 def make_prior(prior: str | nn.Module, num_heads: int, num_mixtures: int) -> nn.Module:

@@ -6,6 +6,8 @@ from typing import Self
 import torch
 from torch import Tensor, distributed, nn
 
+from mgk.functional import checks
+
 
 class EMModule(nn.Module):
     """Buffers that training forwards add statistics to and :meth:`m_step` turns into parameters (identity 5).
@@ -40,13 +42,17 @@ def over_ranks(statistic: Tensor) -> Tensor:
 
 def is_first_pass() -> bool:
     """False while a backward pass recomputes a forward (gradient checkpointing): its statistics have been counted."""
-    return torch.compiler.is_compiling() or torch._C._current_graph_task_id() == -1
+    return torch.compiler.is_compiling() or not _is_in_backward()
+
+
+def counted_once(statistic: Tensor) -> Tensor:
+    """The statistic, or zeros in a recomputation. Compiled code cannot branch on that: an operator looks as it runs."""
+    return torch.ops.mgk.counted_once(statistic) if torch.compiler.is_compiling() else statistic
 
 
 def checked_momentum(momentum: float) -> float:
     """A momentum, with 0 <= momentum < 1."""
-    if not 0 <= momentum < 1:
-        raise ValueError(f"momentum must be at least 0 and below 1, got {momentum}")
+    checks.probability("momentum", momentum)
     return momentum
 
 
@@ -55,3 +61,17 @@ def m_step_all(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, EMModule):
             module.m_step()
+
+
+def _is_in_backward() -> bool:
+    return torch._C._current_graph_task_id() != -1
+
+
+def _counted_once(statistic: Tensor) -> Tensor:
+    return torch.zeros_like(statistic) if _is_in_backward() else statistic.clone()
+
+
+_library = torch.library.Library("mgk", "FRAGMENT")
+_library.define("counted_once(Tensor statistic) -> Tensor")
+_library.impl("counted_once", _counted_once, "CompositeExplicitAutograd")
+torch.library.register_fake("mgk::counted_once", torch.empty_like, lib=_library)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from mgk.functional import checks
 from mgk.functional.call import compute_dtype
 from mgk.functional.reference import VARIANCE_FLOOR
-from mgk.nn.statistics import EMModule, checked_momentum, over_ranks
+from mgk.nn.statistics import EMModule, checked_momentum, counted_once, over_ranks
 
 
 class ConstantVariance(nn.Module):
@@ -19,6 +19,7 @@ class ConstantVariance(nn.Module):
 
     def __init__(self, head_dim: int) -> None:
         super().__init__()
+        checks.positive_int("head_dim", head_dim)
         self.value = math.sqrt(head_dim)
 
     def forward(self) -> float:
@@ -35,6 +36,7 @@ class LearnedVariance(nn.Module):
 
     def __init__(self, num_heads: int, num_mixtures: int, head_dim: int) -> None:
         super().__init__()
+        _check_sizes(num_heads, num_mixtures, head_dim)
         self.initial = math.log(head_dim) / 2
         self.log_variance = nn.Parameter(torch.empty(num_heads, num_mixtures))
         self.reset_parameters()
@@ -57,6 +59,7 @@ class EMVariance(EMModule):
 
     def __init__(self, num_heads: int, num_mixtures: int, head_dim: int, *, momentum: float = 0.0) -> None:
         super().__init__()
+        _check_sizes(num_heads, num_mixtures, head_dim)
         self.head_dim = head_dim
         self.momentum = checked_momentum(momentum)
         for name in ("sigma2", "counts", "distances"):
@@ -77,8 +80,8 @@ class EMVariance(EMModule):
     @torch.no_grad()
     def observe(self, counts: Tensor, distances: Tensor) -> None:
         """Add the counts and the sums of gamma |q - k|^2, both (B, H, M, S), of a training forward."""
-        self.counts += counts.sum((0, 3)).to(self.counts.dtype)
-        self.distances += distances.sum((0, 3)).to(self.distances.dtype)
+        self.counts += counted_once(counts.sum((0, 3)).to(self.counts.dtype))
+        self.distances += counted_once(distances.sum((0, 3)).to(self.distances.dtype))
 
     @torch.no_grad()
     def m_step(self) -> None:
@@ -93,6 +96,11 @@ class EMVariance(EMModule):
     def extra_repr(self) -> str:
         """The options."""
         return f"momentum={self.momentum}"
+
+
+def _check_sizes(num_heads: int, num_mixtures: int, head_dim: int) -> None:
+    for name, value in (("num_heads", num_heads), ("num_mixtures", num_mixtures), ("head_dim", head_dim)):
+        checks.positive_int(name, value)
 
 
 def make_variance(variance: str | nn.Module, num_heads: int, num_mixtures: int, head_dim: int) -> nn.Module:

@@ -2,21 +2,18 @@
 
 Forward, for a block of queries, over the blocks of keys: m <- max(m, s), p_ij = sum_r exp(s_ijr - m_i) (soft) or
 exp(max_r s_ijr - m_i) (hard), l <- l exp(m_old - m) + sum_j p_ij, o likewise with p_ij v_j; h = o / l.
-Backward recomputes the scores from lse = m + log l: with P_ijr = exp(s_ijr - lse_i), dP_ij = dh_i . v_j and delta_i =
-dh_i . h_i,
-ds_ijr = P_ijr (dP_ij - delta_i), for the winner alone when the E-step is hard.
-
-Both are opaque operators, so ``torch.compile(fullgraph=True)`` sees one node for each.
+Backward recomputes the scores from lse = m + log l: with P_ijr = exp(s_ijr - lse_i), dP_ij = dh_i . v_j and
+delta_i = dh_i . h_i, ds_ijr = P_ijr (dP_ij - delta_i), for the winner alone when the E-step is hard.
 """
 
 import torch
 from torch import Tensor
 
-from mgk.functional import bilinear
+from mgk.functional import bilinear, operators
 from mgk.functional.bilinear import Bilinear
 from mgk.functional.blocks import block_number, blocks
 from mgk.functional.call import Call
-from mgk.functional.precision import without_autocast
+from mgk.functional.operators import Gradients, Options
 
 NAME = "blockwise"
 
@@ -29,37 +26,22 @@ def refusal(call: Call) -> str | None:
 
 def attention(call: Call) -> Tensor:
     """h_i = sum_j A_ij v_j (Eq. 10)."""
-    call = call.with_key_mask_in_prior().at_full_precision()
-    form = bilinear.from_call(call)
-    seed = torch.randint(2**62, (1,), device="cpu") if call.dropout_p > 0 else None
-    out, _ = torch.ops.mgk.blockwise_forward(
-        *form, call.value, call.attn_mask, seed, call.is_hard, call.is_causal, call.dropout_p
-    )
-    return out
+    return operators.attention(NAME, call)
 
 
 def _forward(
-    query: Tensor,
-    keys: Tensor,
-    row: Tensor | None,
-    column: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    seed: Tensor | None,
-    is_hard: bool,
-    is_causal: bool,
-    dropout_p: float,
+    form: Bilinear, value: Tensor, mask: Tensor | None, seed: Tensor | None, options: Options
 ) -> tuple[Tensor, Tensor]:
-    form = Bilinear(query, keys, row, column)
+    query = form.query
     out = query.new_empty(*query.shape[:3], value.shape[-1])
     lse = query.new_empty(query.shape[:3])
-    for rows, column_blocks in blocks(form, is_causal):
+    for rows, column_blocks in blocks(form, options.is_causal):
         peak = torch.full_like(lse[:, :, rows], -torch.inf)  # (B, H, l)
         total = torch.zeros_like(peak)
         numerator = torch.zeros_like(out[:, :, rows])
         for columns in column_blocks:
-            scores = bilinear.scores_of_block(form, mask, is_causal, rows, columns)
-            if is_hard:
+            scores = bilinear.scores_of_block(form, mask, options.is_causal, rows, columns)
+            if options.is_hard:
                 scores = scores.amax(2, keepdim=True)
             new_peak = torch.maximum(peak, scores.amax((2, 4)))
             shift = new_peak.masked_fill(new_peak == -torch.inf, 0.0)
@@ -67,7 +49,7 @@ def _forward(
             decay = (peak - shift).exp_()
             total = total * decay + weights.sum(-1)
             if seed is not None:
-                weights *= _kept(seed, dropout_p, weights, form, rows, columns)
+                weights *= _kept(seed, options.dropout_p, weights, form, rows, columns)
             numerator = numerator * decay.unsqueeze(-1) + weights @ value[:, :, columns]
             peak = new_peak
         empty = total == 0
@@ -79,53 +61,48 @@ def _forward(
 
 def _backward(
     grad: Tensor,
-    query: Tensor,
-    keys: Tensor,
-    row: Tensor | None,
-    column: Tensor,
+    form: Bilinear,
     value: Tensor,
     mask: Tensor | None,
     seed: Tensor | None,
     out: Tensor,
     lse: Tensor,
-    is_hard: bool,
-    is_causal: bool,
-    dropout_p: float,
+    options: Options,
     needs_mask_grad: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    form = Bilinear(query, keys, row, column)
+) -> Gradients:
+    query, keys, row, column = form
     grads = [torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (query, keys, column, value)]
     d_query, d_keys, d_column, d_value = grads
-    d_row = torch.zeros_like(row) if row is not None else query.new_empty(0)
-    d_mask = torch.zeros_like(mask) if mask is not None and needs_mask_grad else query.new_empty(0)
+    d_row = None if row is None else torch.zeros_like(row)
+    d_mask = torch.zeros_like(mask) if mask is not None and needs_mask_grad else None
     delta = (grad * out).sum(-1, keepdim=True)
-    for rows, column_blocks in blocks(form, is_causal):
+    for rows, column_blocks in blocks(form, options.is_causal):
         block_grad, block_lse = grad[:, :, rows], lse[:, :, None, rows, None]
         for columns in column_blocks:
-            scores = bilinear.scores_of_block(form, mask, is_causal, rows, columns)
-            if is_hard:
+            scores = bilinear.scores_of_block(form, mask, options.is_causal, rows, columns)
+            if options.is_hard:
                 scores, winner = scores.max(2, keepdim=True)
             weights = scores.sub_(block_lse).exp_()  # P_ijr (B, H, M, l, s), M = 1 when hard
             d_weights = block_grad @ value[:, :, columns].mT  # (B, H, l, s)
             used = weights.sum(2) if weights.shape[2] > 1 else weights[:, :, 0]
             if seed is not None:
-                kept = _kept(seed, dropout_p, d_weights, form, rows, columns)
+                kept = _kept(seed, options.dropout_p, d_weights, form, rows, columns)
                 d_weights *= kept
                 used = used * kept
             d_value[:, :, columns] += used.mT @ block_grad
             d_scores = weights.mul_(d_weights.sub_(delta[:, :, rows]).unsqueeze(2))
-            if d_mask.numel():
+            if d_mask is not None:
                 _add_to_mask_grad(d_mask, d_scores.sum(2), rows, columns)
-            if is_hard:
+            if options.is_hard:
                 d_scores = d_scores.new_zeros(*column.shape[:3], *d_scores.shape[3:]).scatter_(2, winner, d_scores)
             d_column[:, :, :, columns] += d_scores.sum(3)
-            if row is not None:
+            if d_row is not None:
                 d_row[:, :, :, rows] += d_scores.sum(4)
             if keys.shape[2] < d_scores.shape[2]:
                 d_scores = d_scores.sum(2, keepdim=True)
             d_query[:, :, rows] += (d_scores @ keys[:, :, :, columns]).sum(2)
             d_keys[:, :, :, columns] += d_scores.mT @ query[:, :, None, rows]
-    return d_query, d_keys, d_row, d_column, d_value, d_mask
+    return Gradients(d_query, d_keys, d_row, d_column, d_value, d_mask)
 
 
 def _kept(seed: Tensor, dropout_p: float, like: Tensor, form: Bilinear, rows: slice, columns: slice) -> Tensor:
@@ -148,76 +125,4 @@ def _add_to_mask_grad(d_mask: Tensor, d_scores: Tensor, rows: slice, columns: sl
     window += d_scores.sum_to_size(window.shape)
 
 
-def _fake_forward(
-    query: Tensor, keys: Tensor, row: Tensor | None, column: Tensor, value: Tensor, *options: object
-) -> tuple[Tensor, Tensor]:
-    return query.new_empty(*query.shape[:3], value.shape[-1]), query.new_empty(query.shape[:3])
-
-
-def _fake_backward(
-    grad: Tensor,
-    query: Tensor,
-    keys: Tensor,
-    row: Tensor | None,
-    column: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    seed: Tensor | None,
-    out: Tensor,
-    lse: Tensor,
-    is_hard: bool,
-    is_causal: bool,
-    dropout_p: float,
-    needs_mask_grad: bool,
-) -> tuple[Tensor, ...]:
-    def like(tensor: Tensor | None) -> Tensor:
-        return query.new_empty(0) if tensor is None else tensor.new_empty(tensor.shape)
-
-    return like(query), like(keys), like(row), like(column), like(value), like(mask if needs_mask_grad else None)
-
-
-def _setup_context(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
-    *tensors, is_hard, is_causal, dropout_p = inputs
-    ctx.save_for_backward(*tensors, *output)
-    ctx.options = (is_hard, is_causal, dropout_p)
-
-
-def _autograd_backward(ctx, grad, grad_lse):  # type: ignore[no-untyped-def]
-    query, keys, row, column, value, mask, seed, out, lse = ctx.saved_tensors
-    needs_mask_grad = mask is not None and ctx.needs_input_grad[5]
-    with without_autocast(query):
-        d_query, d_keys, d_row, d_column, d_value, d_mask = torch.ops.mgk.blockwise_backward(
-            grad, query, keys, row, column, value, mask, seed, out, lse, *ctx.options, needs_mask_grad
-        )
-    return (
-        d_query,
-        d_keys,
-        d_row if row is not None else None,
-        d_column,
-        d_value,
-        d_mask if needs_mask_grad else None,
-        *(None,) * 4,
-    )
-
-
-def _no_second_derivative(ctx, *grads):  # type: ignore[no-untyped-def]
-    raise RuntimeError("backend 'blockwise' has first derivatives only; use backend='reference' for second ones")
-
-
-# torch.library.custom_op would import torch._dynamo, two seconds, at the first call; the plain registration does not.
-_library = torch.library.Library("mgk", "FRAGMENT")
-_INPUTS = "Tensor query, Tensor keys, Tensor? row, Tensor column, Tensor value, Tensor? mask, Tensor? seed"
-_OPTIONS = "bool is_hard, bool is_causal, float dropout_p"
-_library.define(f"blockwise_forward({_INPUTS}, {_OPTIONS}) -> (Tensor, Tensor)")
-_library.define(
-    f"blockwise_backward(Tensor grad, {_INPUTS}, Tensor out, Tensor lse, {_OPTIONS}, bool needs_mask_grad)"
-    " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
-)
-_library.impl("blockwise_forward", _forward, "CompositeExplicitAutograd")
-_library.impl("blockwise_backward", _backward, "CompositeExplicitAutograd")
-torch.library.register_fake("mgk::blockwise_forward", _fake_forward, lib=_library)
-torch.library.register_fake("mgk::blockwise_backward", _fake_backward, lib=_library)
-torch.library.register_autograd(
-    "mgk::blockwise_forward", _autograd_backward, setup_context=_setup_context, lib=_library
-)
-torch.library.register_autograd("mgk::blockwise_backward", _no_second_derivative, lib=_library)
+operators.register(NAME, _forward, _backward)

@@ -1,0 +1,11 @@
+#include "includes.h"
+
+#if defined(__x86_64__)
+#pragma GCC target("avx2,fma")
+namespace mgk_avx2 {
+constexpr int WIDTH_BYTES = 32, REGISTER_ROWS = 4, REGISTER_VECTORS = 2;
+#include "simd.h"
+#include "gemm.h"
+#include "attention.h"
+}  // namespace mgk_avx2
+#endif

@@ -1,0 +1,11 @@
+#include "includes.h"
+
+#if defined(__x86_64__)
+#pragma GCC target("avx2,fma,avx512f,avx512dq,avx512bw,avx512vl,prefer-vector-width=512")
+namespace mgk_avx512 {
+constexpr int WIDTH_BYTES = 64, REGISTER_ROWS = 8, REGISTER_VECTORS = 2;
+#include "simd.h"
+#include "gemm.h"
+#include "attention.h"
+}  // namespace mgk_avx512
+#endif

@@ -1,0 +1,73 @@
+// The doors of the library, called through ctypes: 0, or a code for what is wrong. Sizes are checked before a pointer is touched.
+#include "includes.h"
+
+namespace mgk_plain {
+void entry(const Problem&, int);
+}
+#if defined(__x86_64__)
+namespace mgk_avx2 {
+void entry(const Problem&, int);
+}
+namespace mgk_avx512 {
+void entry(const Problem&, int);
+}
+#endif
+
+namespace {
+
+enum Set { PLAIN, AVX2, AVX512 };
+enum Code { OK, BAD_SIZE, MISSING_POINTER, UNKNOWN_SET, OUT_OF_MEMORY };
+
+bool supports(int set) {
+    if (set == PLAIN) return true;
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    if (set == AVX2) return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    if (set == AVX512)
+        return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
+               __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
+#endif
+    return false;
+}
+
+int check(const Problem& p, int what) {
+    const int64_t sizes[] = {p.batch, p.heads, p.mixtures, p.num_queries, p.num_keys, p.width, p.threads};
+    for (int64_t size : sizes)
+        if (size < 1 || size > (int64_t(1) << 40)) return BAD_SIZE;
+    if (p.mixtures > 8 || p.value_width < 0 || p.threads > 4096) return BAD_SIZE;
+    if (!p.query || !p.keys || !p.column || (p.shared && !p.row)) return MISSING_POINTER;
+    if (what != COUNT && (!p.value || !p.out || !p.lse)) return MISSING_POINTER;
+    if (what == COUNT && !p.counts) return MISSING_POINTER;
+    if (what == BACKWARD && (!p.grad || !p.d_query || !p.d_keys || !p.d_column || !p.d_value || (p.shared && !p.d_row)))
+        return MISSING_POINTER;
+    return OK;
+}
+
+int serve(const Problem* p, int set, int what) {
+    if (!p) return MISSING_POINTER;
+    const int code = check(*p, what);
+    if (code != OK) return code;
+    if (!supports(set)) return UNKNOWN_SET;
+    try {
+#if defined(__x86_64__)
+        if (set == AVX512) return mgk_avx512::entry(*p, what), OK;
+        if (set == AVX2) return mgk_avx2::entry(*p, what), OK;
+#endif
+        mgk_plain::entry(*p, what);
+        return OK;
+    } catch (const std::bad_alloc&) {
+        return OUT_OF_MEMORY;
+    }
+}
+
+}  // namespace
+
+#define EXPORT __attribute__((visibility("default")))
+
+extern "C" {
+EXPORT int mgk_supports(int set) { return supports(set); }
+EXPORT int mgk_forward(const Problem* p, int set) { return serve(p, set, FORWARD); }
+EXPORT int mgk_backward(const Problem* p, int set) { return serve(p, set, BACKWARD); }
+EXPORT int mgk_count(const Problem* p, int set) { return serve(p, set, COUNT); }
+EXPORT int64_t mgk_problem_size() { return sizeof(Problem); }
+}

@@ -1,0 +1,9 @@
+// What every processor of the architecture has: SSE2 on x86-64, NEON on AArch64.
+#include "includes.h"
+
+namespace mgk_plain {
+constexpr int WIDTH_BYTES = 16, REGISTER_ROWS = 4, REGISTER_VECTORS = 2;
+#include "simd.h"
+#include "gemm.h"
+#include "attention.h"
+}  // namespace mgk_plain

@@ -1,0 +1,89 @@
+"""Mixture attention by fused C++ kernels: tiles of queries and keys, one value product per position, memory O(N).
+
+The kernels take the same bilinear features as ``blockwise``. Shifted keys cost one product per pair and a rank-M factor
+(identity 2); tiles where the factor would underflow add exponents instead.
+"""
+
+import torch
+from torch import Tensor
+
+from mgk.functional import kernels, operators
+from mgk.functional.bilinear import Bilinear
+from mgk.functional.call import Call
+from mgk.functional.operators import Gradients, Options
+
+NAME = "cpu"
+
+
+def refusal(call: Call) -> str | None:
+    """Why this backend cannot serve the call; None when it can."""
+    if kernels.STATUS != "ready":
+        return f"it is {kernels.STATUS}"
+    if call.query.device.type != "cpu":
+        return f"the tensors are on {call.query.device.type}"
+    if call.num_mixtures > kernels.MOST_MIXTURES:
+        return f"it has room for {kernels.MOST_MIXTURES} components, not {call.num_mixtures}"
+    if call.attn_mask is not None and call.attn_mask.requires_grad and torch.is_grad_enabled():
+        return "it has no gradient for attn_mask"
+    return None
+
+
+def attention(call: Call) -> Tensor:
+    """h_i = sum_j A_ij v_j (Eq. 10)."""
+    return operators.attention(NAME, call)
+
+
+def _forward(
+    form: Bilinear, value: Tensor, mask: Tensor | None, seed: Tensor | None, options: Options
+) -> tuple[Tensor, Tensor]:
+    form, value = _contiguous(form), value.contiguous()
+    out = value.new_empty(*form.query.shape[:3], value.shape[-1])
+    lse = value.new_empty(form.query.shape[:3])
+    fields = _fields(form, value, mask, seed, options)
+    kernels.run("forward", form, options, **fields, out=out, lse=lse)
+    return out, lse
+
+
+def _backward(
+    grad: Tensor,
+    form: Bilinear,
+    value: Tensor,
+    mask: Tensor | None,
+    seed: Tensor | None,
+    out: Tensor,
+    lse: Tensor,
+    options: Options,
+    needs_mask_grad: bool,
+) -> Gradients:
+    del needs_mask_grad  # such calls are refused
+    form, value, grad = _contiguous(form), value.contiguous(), grad.contiguous()
+    d_query, d_keys, d_column, d_value = (torch.empty_like(x) for x in (form.query, form.keys, form.column, value))
+    d_row = None if form.row is None else torch.empty_like(form.row)
+    gradients = {"d_query": d_query, "d_keys": d_keys, "d_row": d_row, "d_column": d_column, "d_value": d_value}
+    fields = _fields(form, value, mask, seed, options)
+    kernels.run("backward", form, options, **fields, **gradients, grad=grad, out=out, lse=lse)
+    return Gradients(d_query, d_keys, d_row, d_column, d_value, None)
+
+
+def _contiguous(form: Bilinear) -> Bilinear:
+    return Bilinear(
+        form.query.contiguous(),
+        form.keys.contiguous(),
+        None if form.row is None else form.row.contiguous(),
+        form.column.contiguous(),
+    )
+
+
+def _fields(
+    form: Bilinear, value: Tensor, mask: Tensor | None, seed: Tensor | None, options: Options
+) -> dict[str, object]:
+    pairs = (*form.query.shape[:3], form.column.shape[3])
+    return {
+        "value": value,
+        "value_width": value.shape[-1],
+        **kernels.mask_fields(mask, pairs),
+        **kernels.dropout_fields(seed, options.dropout_p),
+    }
+
+
+operators.register(NAME, _forward, _backward)

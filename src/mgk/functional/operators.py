@@ -1,0 +1,170 @@
+"""Attention from bilinear features as operators of torch, for the backends that bring their own forward and backward.
+
+``torch.compile(fullgraph=True)`` sees one node for each; autograd calls the backward with what the forward saved.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from mgk.functional import bilinear
+from mgk.functional.call import Call
+from mgk.functional.precision import without_autocast
+
+
+class Options(NamedTuple):
+    """What a kernel needs to know beside its tensors."""
+
+    is_hard: bool
+    is_causal: bool
+    dropout_p: float
+
+
+class Gradients(NamedTuple):
+    """Of the bilinear form, the values and the mask; None where there is nothing to differentiate."""
+
+    query: Tensor
+    keys: Tensor
+    row: Tensor | None
+    column: Tensor
+    value: Tensor
+    mask: Tensor | None
+
+
+# (form, value, mask, seed, options) -> h (B, H, L, E) and its log-sum-exp (B, H, L), +inf for a query with no key left
+Forward = Callable[[bilinear.Bilinear, Tensor, Tensor | None, Tensor | None, Options], tuple[Tensor, Tensor]]
+# (grad, form, value, mask, seed, out, lse, options, needs_mask_grad) -> the gradients
+Backward = Callable[
+    [Tensor, bilinear.Bilinear, Tensor, Tensor | None, Tensor | None, Tensor, Tensor, Options, bool], Gradients
+]
+
+
+def attention(name: str, call: Call) -> Tensor:
+    """The output of a call by the operators that were registered under ``name``."""
+    call = call.with_key_mask_in_prior().at_full_precision()
+    form = bilinear.from_call(call)
+    # on the CPU, where it can be read without waiting for a device
+    seed = torch.randint(2**62, (1,), device="cpu") if call.dropout_p > 0 else None
+    operator = getattr(torch.ops.mgk, f"{name}_forward")
+    out, _ = operator(*form, call.value, call.attn_mask, seed, call.is_hard, call.is_causal, call.dropout_p)
+    return out
+
+
+# torch.library.custom_op would import torch._dynamo, two seconds, at the first call; the plain registration does not.
+_library = torch.library.Library("mgk", "FRAGMENT")
+_INPUTS = "Tensor query, Tensor keys, Tensor? row, Tensor column, Tensor value, Tensor? mask, Tensor? seed"
+_OPTIONS = "bool is_hard, bool is_causal, float dropout_p"
+
+
+def register(name: str, forward: Forward, backward: Backward) -> None:
+    """Define ``mgk::{name}_forward`` and ``mgk::{name}_backward``, with fake implementations and autograd."""
+    _library.define(f"{name}_forward({_INPUTS}, {_OPTIONS}) -> (Tensor, Tensor)")
+    _library.define(
+        f"{name}_backward(Tensor grad, {_INPUTS}, Tensor out, Tensor lse, {_OPTIONS}, bool needs_mask_grad)"
+        " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
+    )
+    _library.impl(f"{name}_forward", _flat_forward(forward), "CompositeExplicitAutograd")
+    _library.impl(f"{name}_backward", _flat_backward(backward), "CompositeExplicitAutograd")
+    torch.library.register_fake(f"mgk::{name}_forward", _fake_forward, lib=_library)
+    torch.library.register_fake(f"mgk::{name}_backward", _fake_backward, lib=_library)
+    torch.library.register_autograd(
+        f"mgk::{name}_forward", _autograd_backward(name), setup_context=_setup_context, lib=_library
+    )
+    torch.library.register_autograd(f"mgk::{name}_backward", _no_second_derivative(name), lib=_library)
+
+
+def _flat_forward(forward: Forward) -> Callable[..., tuple[Tensor, Tensor]]:
+    def flat(
+        query: Tensor,
+        keys: Tensor,
+        row: Tensor | None,
+        column: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        seed: Tensor | None,
+        is_hard: bool,
+        is_causal: bool,
+        dropout_p: float,
+    ) -> tuple[Tensor, Tensor]:
+        options = Options(is_hard, is_causal, dropout_p)
+        return forward(bilinear.Bilinear(query, keys, row, column), value, mask, seed, options)
+
+    return flat
+
+
+def _flat_backward(backward: Backward) -> Callable[..., tuple[Tensor, ...]]:
+    def flat(
+        grad: Tensor,
+        query: Tensor,
+        keys: Tensor,
+        row: Tensor | None,
+        column: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        seed: Tensor | None,
+        out: Tensor,
+        lse: Tensor,
+        is_hard: bool,
+        is_causal: bool,
+        dropout_p: float,
+        needs_mask_grad: bool,
+    ) -> tuple[Tensor, ...]:
+        form = bilinear.Bilinear(query, keys, row, column)
+        options = Options(is_hard, is_causal, dropout_p)
+        gradients = backward(grad, form, value, mask, seed, out, lse, options, needs_mask_grad)
+        # an operator has no optional results
+        return tuple(query.new_empty(0) if x is None else x for x in gradients)
+
+    return flat
+
+
+def _fake_forward(
+    query: Tensor, keys: Tensor, row: Tensor | None, column: Tensor, value: Tensor, *others: object
+) -> tuple[Tensor, Tensor]:
+    return query.new_empty(*query.shape[:3], value.shape[-1]), query.new_empty(query.shape[:3])
+
+
+def _fake_backward(
+    grad: Tensor,
+    query: Tensor,
+    keys: Tensor,
+    row: Tensor | None,
+    column: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    *others: object,
+) -> tuple[Tensor, ...]:
+    def like(tensor: Tensor | None) -> Tensor:
+        return query.new_empty(0) if tensor is None else tensor.new_empty(tensor.shape)
+
+    needs_mask_grad = others[-1]
+    return like(query), like(keys), like(row), like(column), like(value), like(mask if needs_mask_grad else None)
+
+
+def _setup_context(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
+    *tensors, is_hard, is_causal, dropout_p = inputs
+    ctx.save_for_backward(*tensors, *output)
+    ctx.options = (is_hard, is_causal, dropout_p)
+
+
+def _autograd_backward(name: str) -> Callable[..., tuple[Tensor | None, ...]]:
+    def backward(ctx, grad, grad_lse):  # type: ignore[no-untyped-def]
+        *inputs, out, lse = ctx.saved_tensors
+        needs_mask_grad = inputs[5] is not None and ctx.needs_input_grad[5]
+        operator = getattr(torch.ops.mgk, f"{name}_backward")
+        with without_autocast(out):
+            gradients = operator(grad, *inputs, out, lse, *ctx.options, needs_mask_grad)
+        is_wanted = [True, True, inputs[2] is not None, True, True, needs_mask_grad]
+        given = [gradient if wanted else None for gradient, wanted in zip(gradients, is_wanted, strict=True)]
+        return *given, None, None, None, None
+
+    return backward
+
+
+def _no_second_derivative(name: str) -> Callable[..., None]:
+    def backward(ctx, *grads):  # type: ignore[no-untyped-def]
+        raise RuntimeError(f"backend {name!r} has first derivatives only; use backend='reference' for second ones")
+
+    return backward

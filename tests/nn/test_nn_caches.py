@@ -1,0 +1,231 @@
+"""Decoding with a cache: the same output however the sequence is fed, in the memory that the variant promises."""
+
+import itertools
+
+import pytest
+import torch
+from recompute import GAUSSIAN, LINEAR, MIXTURES, VARIANTS, make, padding_mask, tokens
+
+from mgk.nn import KeyValueCache, MixtureAttention, StateCache, rotary_tables
+
+KEY_VALUE = ("softmax", *GAUSSIAN)
+LENGTH = 9
+FEEDS = {"one go": [9], "chunks": [4, 1, 3, 1], "token by token": [1] * 9}
+OPTIONS = [
+    *((variant, {}) for variant in VARIANTS),
+    *((variant, {"prior": "em", "num_mixtures": 3}) for variant in MIXTURES),
+    *((variant, {"variance": "learned"}) for variant in GAUSSIAN),
+    *((variant, {"variance": "em", "prior": "uniform"}) for variant in GAUSSIAN),
+    *((variant, {"e_step": "hard"}) for variant in GAUSSIAN),
+    *((variant, {"feature_map": "favor"}) for variant in LINEAR),
+]
+
+
+def feed(attn, x, sizes, *, cache=None, key_mask=None, positions=None):
+    """The outputs (B, L, C) of x in parts; ``positions`` turn on rotary."""
+    cache = attn.new_cache() if cache is None else cache
+    outputs, start = [], 0
+    for size in sizes:
+        stop, options = start + size, {}
+        if key_mask is not None:
+            options["key_mask"] = key_mask[:, :stop]
+        if positions is not None:
+            options["rotary"] = rotary_tables(positions[..., start:stop], attn.head_dim)
+        outputs.append(attn(x[:, start:stop], is_causal=True, cache=cache, **options))
+        start = stop
+    return torch.cat(outputs, 1)
+
+
+@pytest.mark.parametrize("with_grad", [False, True], ids=["no_grad", "grad"])
+@pytest.mark.parametrize("sizes", FEEDS.values(), ids=list(FEEDS))
+@pytest.mark.parametrize(("variant", "options"), OPTIONS, ids=str)
+def test_decoding_in_parts_equals_one_pass(variant, options, sizes, with_grad):
+    attn, x = make(variant, **options), tokens(2, LENGTH)
+    with torch.set_grad_enabled(with_grad):
+        torch.testing.assert_close(feed(attn, x, sizes), attn(x, is_causal=True))
+
+
+@pytest.mark.parametrize("sizes", FEEDS.values(), ids=list(FEEDS))
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_decoding_in_parts_equals_one_pass_with_rotary_positions(variant, sizes):
+    attn, x, positions = make(variant), tokens(2, LENGTH), torch.arange(LENGTH)
+    whole = attn(x, is_causal=True, rotary=rotary_tables(positions, attn.head_dim))
+    torch.testing.assert_close(feed(attn, x, sizes, positions=positions), whole)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_chunks_longer_than_the_blocks_of_the_backends(variant):
+    attn, x = make(variant, backend="blockwise"), tokens(1, 300)
+    torch.testing.assert_close(feed(attn, x, [130, 100, 70]), attn(x, is_causal=True))
+
+
+@pytest.mark.parametrize("sizes", FEEDS.values(), ids=list(FEEDS))
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_left_padded_and_cached_equals_unpadded_and_uncached(variant, sizes):
+    attn, x, lengths = make(variant), tokens(3, LENGTH), (9, 6, 2)
+    mask = padding_mask(*lengths, total=LENGTH, side="left")
+    positions = (mask.cumsum(1) - 1).clamp_min(0)
+    padded = feed(attn, x, sizes, key_mask=mask, positions=positions)
+    for row, length in enumerate(lengths):
+        rotary = rotary_tables(torch.arange(length), attn.head_dim)
+        alone = attn(x[row : row + 1, -length:], is_causal=True, rotary=rotary)
+        torch.testing.assert_close(padded[row : row + 1, -length:], alone)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_beams_continue_from_the_sequences_they_were_reordered_to(variant):
+    attn, x, index = make(variant), tokens(3, LENGTH), torch.tensor([2, 0, 0, 1])
+    cache = attn.new_cache()
+    feed(attn, x[:, :5], [2, 3], cache=cache)
+    cache.reorder(index)
+    more = tokens(4, 4)
+    beams = torch.cat([x[index, :5], more], 1)
+    torch.testing.assert_close(feed(attn, more, [1, 3], cache=cache), attn(beams, is_causal=True)[:, 5:])
+
+
+@pytest.mark.parametrize("length", [0, 3, 9])
+@pytest.mark.parametrize("variant", KEY_VALUE)
+def test_a_cropped_cache_continues_as_if_the_rest_had_never_been(variant, length):
+    attn, x = make(variant), tokens(2, LENGTH)
+    cache = attn.new_cache()
+    feed(attn, x, [4, 5], cache=cache)
+    cache.crop(length)
+    assert cache.length == length
+    more = tokens(2, 4)
+    whole = attn(torch.cat([x[:, :length], more], 1), is_causal=True)
+    torch.testing.assert_close(feed(attn, more, [1, 3], cache=cache), whole[:, length:])
+
+
+@pytest.mark.parametrize("variant", LINEAR)
+def test_a_state_can_be_emptied_but_not_cropped(variant):
+    attn, x = make(variant), tokens(2, LENGTH)
+    cache = attn.new_cache()
+    whole = feed(attn, x, [9], cache=cache)
+    with pytest.raises(ValueError, match="a linear state of 9 tokens cannot be cropped to 4"):
+        cache.crop(4)
+    cache.crop(9)
+    assert cache.length == 9
+    cache.crop(0)
+    assert (cache.length, cache.nbytes) == (0, 0)
+    torch.testing.assert_close(feed(attn, x, [9], cache=cache), whole)
+
+
+def nbytes_after(attn, num_tokens):
+    cache = attn.new_cache()
+    assert cache.nbytes == 0
+    attn(torch.randn(2, num_tokens, attn.embed_dim), is_causal=True, cache=cache)
+    assert cache.length == num_tokens
+    return cache.nbytes
+
+
+@pytest.mark.parametrize("num_mixtures", [1, 2, 3], ids=lambda m: f"M{m}")
+@pytest.mark.parametrize(("variant", "keys"), [("softmax", "1"), ("mgk", "M"), ("smgk", "1")])
+def test_a_key_value_cache_holds_its_keys_and_one_value_a_token(variant, keys, num_mixtures):
+    attn = MixtureAttention(32, 4, variant=variant, num_mixtures=num_mixtures)
+    num_keys = num_mixtures if keys == "M" else 1
+    for num_tokens in (1, 7, 40):
+        assert nbytes_after(attn, num_tokens) == 2 * num_tokens * 4 * 8 * (num_keys + 1) * 4
+
+
+def test_half_the_heads_of_smgk_mean_half_the_cache_of_softmax():
+    smgk = MixtureAttention(32, 2, variant="smgk", head_dim=8)
+    softmax = MixtureAttention(32, 4, variant="softmax", head_dim=8)
+    assert 2 * nbytes_after(smgk, 33) == nbytes_after(softmax, 33)
+
+
+@pytest.mark.parametrize("variant", LINEAR)
+def test_a_state_does_not_grow_with_the_length(variant):
+    attn = MixtureAttention(32, 4, variant=variant)
+    sizes = {nbytes_after(attn, num_tokens) for num_tokens in (1, 7, 300)}
+    assert sizes == {2 * 4 * (8 * 8 + 8) * 4}  # B H (F E + F) float32
+
+
+@torch.no_grad()
+def test_adding_a_token_seldom_copies_the_past():
+    attn, cache = make("mgk", dtype=torch.float32), KeyValueCache()
+    addresses = []
+    for _ in range(300):
+        attn(tokens(1, 1, dtype=torch.float32), is_causal=True, cache=cache)
+        addresses.append((cache.keys.data_ptr(), cache.value.data_ptr()))
+    moves = sum(now != before for before, now in itertools.pairwise(addresses))
+    assert moves <= 5  # 16, 32, 64, 128, 256
+    assert cache.length == 300
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_entries_are_detached_and_new_tokens_have_their_gradient(variant):
+    attn, past, new = make(variant), tokens(2, 5).requires_grad_(), tokens(2, 4).requires_grad_()
+    cache = attn.new_cache()
+    attn(past, is_causal=True, cache=cache)
+    out = attn(new, is_causal=True, cache=cache)
+    held = (cache.keys, cache.value) if variant in KEY_VALUE else cache.state
+    assert not any(entry.requires_grad for entry in held)
+    to_new, to_past = torch.autograd.grad(out.square().sum(), (new, past), allow_unused=True)
+    assert to_past is None
+    whole = attn(torch.cat([past.detach(), new], 1), is_causal=True)[:, 5:]
+    torch.testing.assert_close(to_new, torch.autograd.grad(whole.square().sum(), new)[0])
+
+
+@pytest.mark.parametrize("frozen", [(), ("k_proj", "v_proj")], ids=["trainable", "frozen keys"])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_backward_may_wait_until_later_tokens_are_in_the_cache(variant, frozen):
+    attn, x = make(variant), tokens(2, LENGTH)
+    for name in frozen:
+        getattr(attn, name).requires_grad_(False)
+    expected = torch.autograd.grad(attn(x, is_causal=True)[:, :4].square().sum(), attn.q_proj.weight)
+    cache = attn.new_cache()
+    early = attn(x[:, :4], is_causal=True, cache=cache)
+    attn(x[:, 4:], is_causal=True, cache=cache)
+    torch.testing.assert_close(torch.autograd.grad(early.square().sum(), attn.q_proj.weight), expected)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_each_family_has_its_kind_of_cache_and_refuses_the_other(variant):
+    attn = make(variant)
+    kind, other = (StateCache, KeyValueCache) if variant in LINEAR else (KeyValueCache, StateCache)
+    assert type(attn.new_cache()) is kind
+    with pytest.raises(TypeError, match=f"cache must be what new_cache.* gives, got {other.__name__}"):
+        attn(tokens(2, 3), is_causal=True, cache=other())
+
+
+REFUSED = {
+    "batch": (3, {}, "cache holds a batch of 2 sequences, got x with 3"),
+    "mask": (2, {"key_mask": torch.ones(2, 2, dtype=torch.bool)}, r"key_mask must have shape \(B, S\) = \(2, 5\), got"),
+    "flag": (2, {"is_causal": 1}, "is_causal must be True or False, got 1"),
+}
+
+
+@pytest.mark.parametrize(("batch", "options", "message"), REFUSED.values(), ids=list(REFUSED))
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_refused_call_leaves_the_cache_as_it_was(variant, batch, options, message):
+    attn, x = make(variant), tokens(2, LENGTH)
+    cache = attn.new_cache()
+    attn(x[:, :3], is_causal=True, cache=cache)
+    with pytest.raises((TypeError, ValueError), match=message):
+        attn(tokens(batch, 2), cache=cache, **{"is_causal": True} | options)
+    assert cache.length == 3
+    rest = attn(x[:, 3:], is_causal=True, cache=cache)
+    torch.testing.assert_close(rest, attn(x, is_causal=True)[:, 3:])
+
+
+@pytest.mark.parametrize("variant", GAUSSIAN)
+def test_a_cache_of_another_module_is_refused(variant):
+    attn, cache = make(variant), KeyValueCache()
+    attn(tokens(2, 3), is_causal=True, cache=cache)
+    other = MixtureAttention(12, 2, variant=variant).double()
+    with pytest.raises(ValueError, match=r"the cache holds .* keys"):
+        other(tokens(2, 3), is_causal=True, cache=cache)
+
+
+@pytest.mark.parametrize("kind", [KeyValueCache, StateCache])
+def test_bad_arguments_of_caches(kind):
+    cache = kind()
+    with pytest.raises(ValueError, match="length must be from 0 to the cache's 0, got 3"):
+        cache.crop(3)
+    with pytest.raises(TypeError, match="length must be a whole number, got float"):
+        cache.crop(0.0)
+    with pytest.raises(TypeError, match="index must be a tensor"):
+        cache.reorder([0, 1])
+    with pytest.raises(TypeError, match="index must have one of the dtypes int64, int32"):
+        cache.reorder(torch.zeros(2))
+    cache.reorder(torch.tensor([0, 0]))  # nothing to reorder yet

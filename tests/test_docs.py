@@ -1,0 +1,38 @@
+"""What the documents say is true: the README's example runs, and the names and files they cite exist."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def test_the_examples_of_the_readme_run(tmp_path):
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert blocks
+    for number, block in enumerate(blocks):
+        script = tmp_path / f"block_{number}.py"
+        script.write_text(block)
+        subprocess.run([sys.executable, str(script)], check=True, capture_output=True, timeout=300)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_cited_files_and_tests_exist(document):
+    text = document.read_text()
+    for name, test in re.findall(r"`((?:[\w.-]+/)+[\w-]+\.\w+)(?:::(\w+))?`", text):
+        places = [path for path in (ROOT / name, ROOT / "src/mgk" / name, ROOT / "tests" / name) if path.exists()]
+        assert places, f"{document.name} cites {name}, which does not exist"
+        if test:
+            assert f"def {test}(" in places[-1].read_text(), f"{document.name} cites {name}::{test}"
+    for target in re.findall(r"\]\((?!http)([^)#]+)\)", text):
+        assert (document.parent / target).exists(), f"{document.name} links to {target}"
+
+
+def test_the_demo_runs_for_a_few_steps():
+    script = ROOT / "examples/swap_multihead_attention.py"
+    result = subprocess.run([sys.executable, str(script), "--steps", "3"], check=True, capture_output=True, text=True)
+    assert "MixtureAttention smgk, 2 heads" in result.stdout
