@@ -4,6 +4,8 @@ import pytest
 import torch
 from recompute import GAUSSIAN, LINEAR, MIXTURES, PRIORS, VARIANTS, expected_output, make, padding_mask, tokens
 
+import mgk
+
 
 def output_and_gradients(attn, out, *inputs):
     leaves = {"input": inputs[0]} | dict(attn.named_parameters())
