@@ -18,7 +18,15 @@ def kernels() -> list[Extension]:
             sources=[path.as_posix() for path in sorted(SOURCES.glob("*.cpp"))],
             depends=[path.as_posix() for path in sorted(SOURCES.glob("*.h"))],
             language="c++",
-            extra_compile_args=["-std=gnu++17", "-O3", "-fvisibility=hidden", "-pthread", "-Wno-psabi"],
+            extra_compile_args=[
+                "-std=gnu++17",
+                "-O3",
+                "-fno-tree-slp-vectorize",  # vectors are written out, and GCC 12 crashes when it looks for more
+                "-fvisibility=hidden",
+                "-pthread",
+                "-Wno-psabi",
+                "-Wno-maybe-uninitialized",  # in GCC's own AVX-512 header
+            ],
             extra_link_args=["-pthread"],
             py_limited_api=True,
             optional=True,

@@ -1,12 +1,16 @@
 // Mixture attention in tiles of queries and keys. Included once for each instruction set, inside its namespace.
 //
+// Scores are in units of log 2: packed keys, columns, rows and masks come multiplied by log2(e), and weights are 2^score.
+//
 // A tile holds QUERIES x KEYS scores for each component. Keys come packed and transposed, so that a row of scores is a
 // row of vectors; positions beyond the last key have column = -inf, which makes their weights 0.
 
-constexpr int64_t QUERIES = 32;
+constexpr int64_t QUERIES = 64;
 constexpr int64_t KEYS = 64;
 // exp(-60): a rank-M factor this small still leaves float32 all its digits; beyond, exponents are added instead.
-constexpr double LARGEST_SPREAD = 60.0;
+constexpr double LARGEST_SPREAD = 60.0 * 1.4426950408889634;
+constexpr double LOG2_E = 1.4426950408889634;
+constexpr double LN_2 = 0.6931471805599453;
 
 template <typename T>
 struct Buffer {
@@ -51,12 +55,12 @@ void copy_rows(const T* from, int64_t rows, int64_t width, T* to, int64_t stride
     }
 }
 
-// Rows [rows, width] as columns [width, KEYS]; columns from `rows` on are 0.
+// Rows [rows, width], times a factor, as columns [width, KEYS]; columns from `rows` on are 0.
 template <typename T>
-void transpose_rows(const T* from, int64_t rows, int64_t width, T* to) {
+void transpose_rows(const T* from, int64_t rows, int64_t width, T factor, T* to) {
     for (int64_t d = 0; d < width; ++d) {
         T* target = to + d * KEYS;
-        for (int64_t j = 0; j < rows; ++j) target[j] = from[j * width + d];
+        for (int64_t j = 0; j < rows; ++j) target[j] = from[j * width + d] * factor;
         for (int64_t j = rows; j < KEYS; ++j) target[j] = 0;
     }
 }
@@ -73,6 +77,7 @@ struct Kernel {
     const int64_t sources;      // key matrices: M, or 1 when shared
     const int64_t value_stride, feature_stride;
     const int64_t key_tiles, query_tiles, pairs;  // pairs: (batch, head)
+    const bool counts;          // every component's scores are wanted
     const bool factored;        // one product and a rank-M factor (identity 2)
 
     // packed for all heads: [pair][tile]...
@@ -84,11 +89,11 @@ struct Kernel {
     Buffer<T> spreads;   // factored: the largest spread of column over r in a tile
     Buffer<unsigned char> alive;  // whether a tile has any key that takes part
 
-    explicit Kernel(const Problem& problem)
+    Kernel(const Problem& problem, int what)
         : p(problem), M(p.mixtures), L(p.num_queries), S(p.num_keys), F(p.width), E(p.value_width),
           sources(p.shared ? 1 : M), value_stride(padded<T>(E)), feature_stride(padded<T>(F)),
           key_tiles(ceil_div(S, KEYS)), query_tiles(ceil_div(L, QUERIES)), pairs(p.batch * p.heads),
-          factored(p.shared && !p.hard && M > 1),
+          counts(what == COUNT), factored(p.shared && !p.hard && M > 1 && !counts),
           keys_t(pairs * key_tiles * sources * F * KEYS), columns(pairs * key_tiles * M * KEYS),
           values(pairs * key_tiles * KEYS * value_stride), bases(factored ? pairs * key_tiles * KEYS : 1),
           factors(factored ? pairs * key_tiles * M * KEYS : 1), spreads(pairs * key_tiles), alive(pairs * key_tiles) {
@@ -103,7 +108,7 @@ struct Kernel {
         const int64_t at = index(pair, tile), first = tile * KEYS, count = min_of(KEYS, S - first);
         for (int64_t r = 0; r < sources; ++r)
             transpose_rows(static_cast<const T*>(p.keys) + ((pair * sources + r) * S + first) * F, count, F,
-                           keys_t.data + (at * sources + r) * F * KEYS);
+                           T(LOG2_E), keys_t.data + (at * sources + r) * F * KEYS);
         copy_rows(static_cast<const T*>(p.value) + (pair * S + first) * E, count, E,
                   values.data + at * KEYS * value_stride, value_stride, KEYS);
         bool any = false;
@@ -111,7 +116,7 @@ struct Kernel {
             const T* from = static_cast<const T*>(p.column) + (pair * M + r) * S + first;
             T* to = columns.data + (at * M + r) * KEYS;
             for (int64_t j = 0; j < KEYS; ++j) {
-                to[j] = j < count ? from[j] : NONE;
+                to[j] = j < count ? from[j] * T(LOG2_E) : NONE;
                 any = any || to[j] != NONE;
             }
         }
@@ -135,7 +140,7 @@ struct Kernel {
             }
             spread = max_of(spread, high - low);
             for (int64_t r = 0; r < M; ++r)
-                factors.data[(at * M + r) * KEYS + j] = std::exp(columns.data[(at * M + r) * KEYS + j] - high);
+                factors.data[(at * M + r) * KEYS + j] = std::exp2(columns.data[(at * M + r) * KEYS + j] - high);
         }
         spreads.data[at] = spread;
     }
@@ -162,15 +167,15 @@ struct Kernel {
         for (int64_t i = 0; i < rows.count; ++i) {
             T high = NONE, low = -NONE;
             for (int64_t r = 0; r < M; ++r) {
-                const T x = row_of(pair)[r * L + rows.first + i];
+                const T x = row_of(pair)[r * L + rows.first + i] * T(LOG2_E);
                 high = max_of(high, x);
                 low = min_of(low, x);
             }
             rows.spread = max_of(rows.spread, high - low);
             for (int64_t r = 0; r < M; ++r) {
-                const T x = row_of(pair)[r * L + rows.first + i] - high;
+                const T x = row_of(pair)[r * L + rows.first + i] * T(LOG2_E) - high;
                 rows.shift[i * M + r] = x;
-                rows.factor[i * M + r] = std::exp(x);
+                rows.factor[i * M + r] = std::exp2(x);
             }
         }
         return rows;
@@ -185,33 +190,50 @@ struct Kernel {
         return factored && !(rows.spread > LARGEST_SPREAD && spreads.data[index(rows.pair, tile)] > LARGEST_SPREAD);
     }
 
-    // scores[r][i][j]; with the factor there is one component, base_ij + max_r column_jr.
-    // Returns the number of components written.
+    // Whether the components of a shared key are merged: their scores are base_ij plus something of (i, r) and (j, r).
+    bool merges(const Rows& rows, int64_t tile) const { return uses_factor(rows, tile) || (p.shared && p.hard && !counts); }
+
+    // scores[r][i][j]; merged there is one component, base_ij + max_r column_jr (factored) or
+    // base_ij + max_r (row_ir + column_jr) (hard). Returns the number of components written.
     int64_t scores_of(const Rows& rows, int64_t tile, T* scores) const {
         const int64_t at = index(rows.pair, tile);
-        const bool by_factor = uses_factor(rows, tile);
-        for (int64_t r = 0; r < sources; ++r)
+        const bool by_factor = uses_factor(rows, tile), merged = merges(rows, tile);
+        const T zeros[KEYS] = {};
+        for (int64_t r = 0; r < sources; ++r) {
+            const T* start = columns.data + (at * M + r) * KEYS;
+            if (p.shared) start = by_factor ? bases.data + at * KEYS : zeros;
             product<T>(rows.count, KEYS, F, rows.query, F, 1, keys_t.data + (at * sources + r) * F * KEYS, KEYS,
-                       scores + r * QUERIES * KEYS, KEYS, false);
-        if (by_factor) {
-            add_column(rows, bases.data + at * KEYS, nullptr, 0, scores, scores);
-        } else if (p.shared) {
+                       scores + r * QUERIES * KEYS, KEYS, start);
+        }
+        if (merged && p.hard)
+            for (int64_t i = 0; i < rows.count; ++i)
+                for (int64_t v = 0; v < VECTORS; ++v) {
+                    T* s = scores + i * KEYS + v * W;
+                    store<T>(s, load<T>(s) + best_of(rows, at, i, v));
+                }
+        if (p.shared && !merged)
             for (int64_t r = M - 1; r >= 0; --r)  // the base, in place 0, is needed until the last
                 add_column(rows, columns.data + (at * M + r) * KEYS, rows.shift, r, scores, scores + r * QUERIES * KEYS);
-        } else {
-            for (int64_t r = 0; r < M; ++r)
-                add_column(rows, columns.data + (at * M + r) * KEYS, nullptr, 0, scores + r * QUERIES * KEYS,
-                           scores + r * QUERIES * KEYS);
-        }
-        const int64_t components = by_factor ? 1 : M;
+        const int64_t components = merged ? 1 : M;
         if (p.mask) add_mask(rows, tile, scores, components);
         if (p.causal && tile * KEYS + KEYS - 1 > rows.first + S - L) cut_causal(rows, tile, scores, components);
         return components;
     }
 
+    // row_ir + column_jr
+    V part_of(const Rows& rows, int64_t at, int64_t i, int64_t r, int64_t v) const {
+        return load<T>(columns.data + (at * M + r) * KEYS + v * W) + splat<T>(rows.shift[i * M + r]);
+    }
+
+    V best_of(const Rows& rows, int64_t at, int64_t i, int64_t v) const {
+        V best = part_of(rows, at, i, 0, v);
+        for (int64_t r = 1; r < M; ++r) best = larger<T>(part_of(rows, at, i, r, v), best);
+        return best;
+    }
+
     void add_column(const Rows& rows, const T* column, const T* shift, int64_t r, const T* from, T* to) const {
         for (int64_t i = 0; i < rows.count; ++i) {
-            const V x = splat<T>(shift ? shift[i * M + r] : T(0));
+            const V x = splat<T>(shift[i * M + r]);
             for (int64_t v = 0; v < VECTORS; ++v)
                 store<T>(to + i * KEYS + v * W, load<T>(from + i * KEYS + v * W) + (load<T>(column + v * W) + x));
         }
@@ -230,7 +252,7 @@ struct Kernel {
                 for (int64_t j = 0; j < count; ++j) line[j] = from[j * p.mask_strides[3]] ? T(0) : NONE;
             } else {
                 const T* from = static_cast<const T*>(p.mask) + at;
-                for (int64_t j = 0; j < count; ++j) line[j] = from[j * p.mask_strides[3]];
+                for (int64_t j = 0; j < count; ++j) line[j] = from[j * p.mask_strides[3]] * T(LOG2_E);
             }
             for (int64_t r = 0; r < components; ++r) {
                 T* to = scores + (r * QUERIES + i) * KEYS;
@@ -244,16 +266,6 @@ struct Kernel {
             const int64_t seen = max_of<int64_t>(0, rows.first + i + S - L + 1 - tile * KEYS);
             for (int64_t r = 0; r < components; ++r)
                 for (int64_t j = seen; j < KEYS; ++j) scores[(r * QUERIES + i) * KEYS + j] = NONE;
-        }
-    }
-
-    // f_ij = u_i . w_j for one query: [KEYS]
-    void factor_line(const Rows& rows, int64_t at, int64_t i, T* line) const {
-        for (int64_t v = 0; v < VECTORS; ++v) {
-            V sum = {};
-            for (int64_t r = 0; r < M; ++r)
-                sum += splat<T>(rows.factor[i * M + r]) * load<T>(factors.data + (at * M + r) * KEYS + v * W);
-            store<T>(line + v * W, sum);
         }
     }
 
@@ -298,8 +310,9 @@ struct Kernel {
 
     void forward_tile(const Rows& rows) const {
         Buffer<T> scores(M * QUERIES * KEYS), sums(QUERIES * value_stride);
-        T peak[QUERIES], total[QUERIES], line[KEYS];
-        for (int64_t i = 0; i < rows.count; ++i) peak[i] = NONE, total[i] = 0;
+        T peak[QUERIES], line[KEYS];
+        V total[QUERIES];
+        for (int64_t i = 0; i < rows.count; ++i) peak[i] = NONE, total[i] = V{};
         std::memset(sums.data, 0, QUERIES * value_stride * sizeof(T));
         for (int64_t tile = 0; tile < key_tiles; ++tile) {
             if (skips(rows, tile)) continue;
@@ -309,48 +322,71 @@ struct Kernel {
             if (p.hard && components > 1) take_largest(rows, scores.data, components), components = 1;
             for (int64_t i = 0; i < rows.count; ++i) {
                 T* s = scores.data + i * KEYS;
-                V high = load<T>(s);
-                for (int64_t r = 0; r < components; ++r)
-                    for (int64_t v = 0; v < VECTORS; ++v) high = larger<T>(load<T>(s + r * QUERIES * KEYS + v * W), high);
-                const T now = max_of(peak[i], largest_lane<T>(high));
-                if (now == NONE) {  // nothing seen yet
-                    for (int64_t v = 0; v < VECTORS; ++v) store<T>(s + v * W, V{});
-                    continue;
-                }
-                if (now > peak[i]) {
-                    const T decay = std::exp(peak[i] - now);
-                    total[i] *= decay;
-                    for (int64_t e = 0; e < value_stride; e += W)
-                        store<T>(sums.data + i * value_stride + e, load<T>(sums.data + i * value_stride + e) * decay);
-                    peak[i] = now;
-                }
-                V sum = {};
-                if (by_factor) factor_line(rows, at, i, line);
-                for (int64_t v = 0; v < VECTORS; ++v) {
-                    V weight = exponential(load<T>(s + v * W) - now);
-                    for (int64_t r = 1; r < components; ++r)
-                        weight += exponential(load<T>(s + r * QUERIES * KEYS + v * W) - now);
-                    if (by_factor) weight *= load<T>(line + v * W);
-                    sum += weight;
-                    store<T>(s + v * W, weight);
-                }
-                total[i] += sum_of_lanes<T>(sum);
+                raise_peak(s, components, peak[i], total[i], sums.data + i * value_stride);
+                const T now = peak[i] == NONE ? T(0) : peak[i];  // -inf - 0: nothing seen yet has weight 0
+                if (by_factor)
+                    total[i] += factored_weights(rows, at, i, s, now);
+                else if (components == 2)
+                    total[i] += weights<2>(s, now, components);
+                else
+                    total[i] += weights<0>(s, now, components);
                 if (p.drop_below) {
                     kept_line(rows, tile, i, line);
                     for (int64_t v = 0; v < VECTORS; ++v) store<T>(s + v * W, load<T>(s + v * W) * load<T>(line + v * W));
                 }
             }
             product<T>(rows.count, value_stride, KEYS, scores.data, KEYS, 1, values.data + at * KEYS * value_stride,
-                       value_stride, sums.data, value_stride, true);
+                       value_stride, sums.data, value_stride, nullptr);
         }
         for (int64_t i = 0; i < rows.count; ++i) {
             const int64_t q = rows.pair * L + rows.first + i;
-            const T inverse = total[i] > 0 ? T(1) / total[i] : T(0);
+            const T all = sum_of_lanes<T>(total[i]), inverse = all > 0 ? T(1) / all : T(0);
             for (int64_t e = 0; e < E; ++e)
                 static_cast<T*>(p.out)[q * E + e] = sums.data[i * value_stride + e] * inverse;
             // +inf makes every weight 0 in the backward of a query with no key left
-            static_cast<T*>(p.lse)[q] = total[i] > 0 ? peak[i] + std::log(total[i]) : -NONE;
+            static_cast<T*>(p.lse)[q] = all > 0 ? peak[i] * T(LN_2) + std::log(all) : -NONE;
         }
+    }
+
+    // The running maximum of a query; what has been summed so far shrinks when it rises.
+    void raise_peak(const T* s, int64_t components, T& peak, V& total, T* sums) const {
+        V high = load<T>(s);
+        for (int64_t r = 0; r < components; ++r)
+            for (int64_t v = 0; v < VECTORS; ++v) high = larger<T>(load<T>(s + r * QUERIES * KEYS + v * W), high);
+        if (!any_above<T>(high, peak)) return;
+        const T now = largest_lane<T>(high), decay = std::exp2(peak - now);
+        total *= decay;
+        for (int64_t e = 0; e < value_stride; e += W) store<T>(sums + e, load<T>(sums + e) * decay);
+        peak = now;
+    }
+
+    // sum_r 2^(s_r - now) in place of s_0; the sum over positions comes back. COMPONENTS = 0: as many as there are.
+    template <int COMPONENTS>
+    V weights(T* s, T now, int64_t components) const {
+        const int64_t count = COMPONENTS ? COMPONENTS : components;
+        V sum = {};
+        for (int64_t v = 0; v < VECTORS; ++v) {
+            V weight = exp2_of(load<T>(s + v * W) - now);
+            for (int64_t r = 1; r < count; ++r) weight += exp2_of(load<T>(s + r * QUERIES * KEYS + v * W) - now);
+            sum += weight;
+            store<T>(s + v * W, weight);
+        }
+        return sum;
+    }
+
+    // 2^(s - now) (u . w) in place of s; the sum over positions comes back.
+    V factored_weights(const Rows& rows, int64_t at, int64_t i, T* s, T now) const {
+        const T* u = rows.factor + i * M;
+        const T* w = factors.data + at * M * KEYS;
+        V sum = {};
+        for (int64_t v = 0; v < VECTORS; ++v) {
+            V f = splat<T>(u[0]) * load<T>(w + v * W);
+            for (int64_t r = 1; r < M; ++r) f += splat<T>(u[r]) * load<T>(w + r * KEYS + v * W);
+            const V weight = exp2_of(load<T>(s + v * W) - now) * f;
+            sum += weight;
+            store<T>(s + v * W, weight);
+        }
+        return sum;
     }
 
     // ---------------------------------------------------------------------------------------------- backward
@@ -417,7 +453,7 @@ struct Kernel {
             std::memset(t.d_values.data, 0, KEYS * value_stride * sizeof(T));
             std::memset(t.d_columns.data, 0, M * KEYS * sizeof(T));
             if (alive.data[index(pair, tile)]) {
-                transpose_rows(static_cast<const T*>(p.value) + (pair * S + first) * E, count, E, t.values_t.data);
+                transpose_rows(static_cast<const T*>(p.value) + (pair * S + first) * E, count, E, T(1), t.values_t.data);
                 for (int64_t r = 0; r < sources; ++r)
                     copy_rows(static_cast<const T*>(p.keys) + ((pair * sources + r) * S + first) * F, count, F,
                               t.keys.data + r * KEYS * feature_stride, feature_stride, KEYS);
@@ -446,7 +482,8 @@ struct Kernel {
         const int64_t components = scores_of(rows, tile, t.scores.data);
         const T* g = grad + rows.first * value_stride;
         // dP_ij = g_i . v_j
-        product<T>(rows.count, KEYS, E, g, value_stride, 1, t.values_t.data, KEYS, t.d_weights.data, KEYS, false);
+        const T zeros[KEYS] = {};
+        product<T>(rows.count, KEYS, E, g, value_stride, 1, t.values_t.data, KEYS, t.d_weights.data, KEYS, zeros);
         const T* lse = static_cast<const T*>(p.lse) + rows.pair * L + rows.first;
         for (int64_t i = 0; i < rows.count; ++i) {
             T* dp = t.d_weights.data + i * KEYS;
@@ -457,18 +494,20 @@ struct Kernel {
                 for (int64_t v = 0; v < VECTORS; ++v) store<T>(dp + v * W, load<T>(dp + v * W) * load<T>(kept + v * W));
             }
             if (by_factor)
-                factored_line(t, rows, at, i, lse[i], delta[rows.first + i], d_row);
+                factored_line(t, rows, at, i, lse[i] * T(LOG2_E), delta[rows.first + i], d_row);
+            else if (p.hard && p.shared)
+                hard_shared_line(t, rows, at, i, lse[i] * T(LOG2_E), delta[rows.first + i], d_row);
             else if (p.hard && components > 1)
-                hard_line(t, rows, i, components, lse[i], delta[rows.first + i], d_row);
+                hard_line(t, i, components, lse[i] * T(LOG2_E), delta[rows.first + i]);
             else
-                soft_line(t, rows, i, components, lse[i], delta[rows.first + i], d_row);
+                soft_line(t, rows, i, components, lse[i] * T(LOG2_E), delta[rows.first + i], d_row);
             if (p.drop_below)
                 for (int64_t v = 0; v < VECTORS; ++v) store<T>(w + v * W, load<T>(w + v * W) * load<T>(kept + v * W));
         }
         // dv_j = sum_i (sum_r P_ijr) g_i
         product<T>(KEYS, value_stride, rows.count, t.weights.data, 1, KEYS, g, value_stride, t.d_values.data,
-                   value_stride, true);
-        if (p.shared && !by_factor)  // one product for all components
+                   value_stride, nullptr);
+        if (p.shared && components > 1)  // one product for all components
             for (int64_t i = 0; i < rows.count; ++i)
                 for (int64_t v = 0; v < VECTORS; ++v) {
                     T* to = t.scores.data + i * KEYS + v * W;
@@ -479,9 +518,9 @@ struct Kernel {
         for (int64_t r = 0; r < sources; ++r) {
             const T* ds = t.scores.data + r * QUERIES * KEYS;
             product<T>(rows.count, feature_stride, KEYS, ds, KEYS, 1, t.keys.data + r * KEYS * feature_stride,
-                       feature_stride, d_query + rows.first * feature_stride, feature_stride, true);
+                       feature_stride, d_query + rows.first * feature_stride, feature_stride, nullptr);
             product<T>(KEYS, feature_stride, rows.count, ds, 1, KEYS, query + rows.first * feature_stride,
-                       feature_stride, t.d_keys.data + r * KEYS * feature_stride, feature_stride, true);
+                       feature_stride, t.d_keys.data + r * KEYS * feature_stride, feature_stride, nullptr);
         }
     }
 
@@ -493,7 +532,7 @@ struct Kernel {
             V all = {};
             for (int64_t r = 0; r < components; ++r) {
                 T* x = s + r * QUERIES * KEYS + v * W;
-                const V weight = exponential(load<T>(x) - lse);
+                const V weight = exp2_of(load<T>(x) - lse);
                 const V ds = weight * d;
                 all += weight;
                 store<T>(x, ds);
@@ -505,12 +544,12 @@ struct Kernel {
         if (p.shared) add_row_gradients(s, rows, i, components, d_row);
     }
 
-    void hard_line(Tile& t, const Rows& rows, int64_t i, int64_t components, T lse, T delta, T* d_row) const {
+    void hard_line(Tile& t, int64_t i, int64_t components, T lse, T delta) const {
         T* s = t.scores.data + i * KEYS;
         for (int64_t v = 0; v < VECTORS; ++v) {
             V best = load<T>(s + v * W);
             for (int64_t r = 1; r < components; ++r) best = larger<T>(load<T>(s + r * QUERIES * KEYS + v * W), best);
-            const V weight = exponential(best - lse);
+            const V weight = exp2_of(best - lse);
             V ds = weight * (load<T>(t.d_weights.data + i * KEYS + v * W) - delta);
             store<T>(t.weights.data + i * KEYS + v * W, weight);
             for (int64_t r = 0; r < components; ++r) {  // the first that reaches the maximum takes all
@@ -523,7 +562,27 @@ struct Kernel {
                 store<T>(column, load<T>(column) + mine);
             }
         }
-        if (p.shared) add_row_gradients(s, rows, i, components, d_row);
+    }
+
+    void hard_shared_line(Tile& t, const Rows& rows, int64_t at, int64_t i, T lse, T delta, T* d_row) const {
+        T* s = t.scores.data + i * KEYS;
+        V row_sums[8] = {};
+        for (int64_t v = 0; v < VECTORS; ++v) {
+            const V best = best_of(rows, at, i, v);
+            const V weight = exp2_of(load<T>(s + v * W) - lse);
+            V ds = weight * (load<T>(t.d_weights.data + i * KEYS + v * W) - delta);
+            store<T>(t.weights.data + i * KEYS + v * W, weight);
+            store<T>(s + v * W, ds);
+            for (int64_t r = 0; r < M; ++r) {
+                const auto wins = part_of(rows, at, i, r, v) == best;
+                const V mine = wins ? ds : V{};
+                ds = wins ? V{} : ds;
+                row_sums[r] += mine;
+                T* column = t.d_columns.data + r * KEYS + v * W;
+                store<T>(column, load<T>(column) + mine);
+            }
+        }
+        for (int64_t r = 0; r < M; ++r) d_row[r * L + rows.first + i] += sum_of_lanes<T>(row_sums[r]);
     }
 
     void add_row_gradients(const T* s, const Rows& rows, int64_t i, int64_t components, T* d_row) const {
@@ -543,7 +602,7 @@ struct Kernel {
         for (int64_t v = 0; v < VECTORS; ++v) {
             V f = {};
             for (int64_t r = 0; r < M; ++r) f += splat<T>(u[r]) * load<T>(w + r * KEYS + v * W);
-            const V e = exponential(load<T>(s + v * W) - lse);
+            const V e = exp2_of(load<T>(s + v * W) - lse);
             const V d = e * (load<T>(t.d_weights.data + i * KEYS + v * W) - delta);
             store<T>(t.weights.data + i * KEYS + v * W, e * f);
             store<T>(s + v * W, d * f);
@@ -597,7 +656,7 @@ struct Kernel {
                     open = open & ~wins;
                     gamma = wins ? splat<T>(1) : V{};
                 } else {
-                    gamma = exponential(load<T>(x) - best);
+                    gamma = exp2_of(load<T>(x) - best);
                 }
                 total += gamma;
                 store<T>(x, gamma);
@@ -613,7 +672,7 @@ struct Kernel {
 
 template <typename T>
 void run(const Problem& p, int what) {
-    const Kernel<T> kernel(p);
+    const Kernel<T> kernel(p, what);
     if (what == FORWARD) kernel.forward();
     if (what == BACKWARD) kernel.backward();
     if (what == COUNT) kernel.count();

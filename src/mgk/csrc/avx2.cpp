@@ -1,7 +1,9 @@
 #include "includes.h"
 
 #if defined(__x86_64__)
+#include <immintrin.h>
 #pragma GCC target("avx2,fma")
+#define MGK_AVX2
 namespace mgk_avx2 {
 constexpr int WIDTH_BYTES = 32, REGISTER_ROWS = 4, REGISTER_VECTORS = 2;
 #include "simd.h"

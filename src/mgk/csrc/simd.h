@@ -1,6 +1,7 @@
 // Vectors of one instruction set, by the compiler's vector extensions. Included once for each set, inside its namespace.
 //
-// WIDTH_BYTES is the size of a vector register. There are no intrinsics: the same text serves AVX2, AVX-512, NEON and SSE2.
+// WIDTH_BYTES is the size of a vector register. The same text serves SSE2, NEON, AVX2 and AVX-512; the few operations that the
+// extensions cannot express well have a version of their own.
 
 template <typename T>
 struct Simd;
@@ -46,52 +47,90 @@ inline Vec<T> larger(Vec<T> a, Vec<T> b) {
     return a > b ? a : b;
 }
 
+// The lanes of a vector, combined by halves.
+template <typename T, typename Combine>
+inline T fold_lanes(Vec<T> v, Combine combine) {
+    T parts[Simd<T>::W];
+    store<T>(parts, v);
+    for (int half = Simd<T>::W / 2; half > 0; half /= 2)
+        for (int i = 0; i < half; ++i) parts[i] = combine(parts[i], parts[i + half]);
+    return parts[0];
+}
+
 template <typename T>
 inline T largest_lane(Vec<T> v) {
-    T best = v[0];
-    for (int i = 1; i < Simd<T>::W; ++i) best = v[i] > best ? v[i] : best;
-    return best;
+    return fold_lanes<T>(v, [](T a, T b) { return a > b ? a : b; });
 }
 
 template <typename T>
 inline T sum_of_lanes(Vec<T> v) {
-    T parts[Simd<T>::W];
-    store<T>(parts, v);
-    for (int half = Simd<T>::W / 2; half > 0; half /= 2)
-        for (int i = 0; i < half; ++i) parts[i] += parts[i + half];
-    return parts[0];
+    return fold_lanes<T>(v, [](T a, T b) { return a + b; });
 }
 
-// exp(x) = 2^n exp(r), |r| <= ln(2) / 2, the last factor by a polynomial (2 ulp); 0 below the smallest normal number.
-inline Vec<float> exponential(Vec<float> x) {
+template <typename T>
+inline bool any_above(Vec<T> v, T bound) {
+    const auto above = v > splat<T>(bound);
+    typename Simd<T>::I any = above;
+    for (int i = 0; i < Simd<T>::W; ++i)
+        if (any[i]) return true;
+    return false;
+}
+
+#if defined(MGK_AVX512)
+template <>
+inline float largest_lane<float>(Vec<float> v) {
+    return _mm512_reduce_max_ps((__m512)v);
+}
+
+template <>
+inline float sum_of_lanes<float>(Vec<float> v) {
+    return _mm512_reduce_add_ps((__m512)v);
+}
+
+template <>
+inline bool any_above<float>(Vec<float> v, float bound) {
+    return _mm512_cmp_ps_mask((__m512)v, _mm512_set1_ps(bound), _CMP_GT_OQ) != 0;
+}
+#elif defined(MGK_AVX2)
+template <>
+inline bool any_above<float>(Vec<float> v, float bound) {
+    return _mm256_movemask_ps(_mm256_cmp_ps((__m256)v, _mm256_set1_ps(bound), _CMP_GT_OQ)) != 0;
+}
+#endif
+
+// 2^x for x <= 0 = 2^n 2^f with |f| <= 1/2, the last factor by a polynomial of degree 6 (an error of 1e-7); 0 where it underflows.
+inline Vec<float> two_to_the(Vec<float> f) {
+    Vec<float> p = splat(1.5403530393381609e-4f);
+    p = p * f + 1.3333558146428443e-3f;
+    p = p * f + 9.6181291076284772e-3f;
+    p = p * f + 5.5504108664821580e-2f;
+    p = p * f + 2.4022650695910071e-1f;
+    p = p * f + 6.9314718055994531e-1f;
+    return p * f + 1.0f;
+}
+
+inline Vec<float> exp2_of(Vec<float> x) {
+#if defined(MGK_AVX512)
+    const Vec<float> f = (Vec<float>)_mm512_reduce_ps((__m512)x, 0);  // x - round(x), 0 for -inf
+    return (Vec<float>)_mm512_scalef_ps((__m512)two_to_the(f), (__m512)(x - f));
+#else
     using I = Simd<float>::I;
     const float round_to_int = 12582912.0f;  // 1.5 * 2^23: adding it leaves the nearest integer in the low bits
-    const Vec<float> low = splat(-87.0f);
-    const Vec<float> high = splat(88.0f);
-    const auto vanishes = x < low;
-    Vec<float> y = vanishes ? low : x;
-    y = y > high ? high : y;
-    const Vec<float> shifted = y * 1.44269504088896341f + round_to_int;
-    const Vec<float> n = shifted - round_to_int;
-    Vec<float> r = y - n * 0.693359375f;
-    r = r - n * -2.12194440e-4f;
-    Vec<float> p = splat(1.9875691500e-4f);
-    p = p * r + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * (r * r) + r + 1.0f;
+    const auto vanishes = x < splat(-126.0f);
+    const Vec<float> y = vanishes ? splat(-126.0f) : x;
+    const Vec<float> shifted = y + round_to_int;
+    Vec<float> p = two_to_the(y - (shifted - round_to_int));
     I bits, exponent;
     __builtin_memcpy(&exponent, &shifted, sizeof exponent);
     __builtin_memcpy(&bits, &p, sizeof bits);
     bits += exponent << 23;  // the high bits of the magic number are shifted out
     __builtin_memcpy(&p, &bits, sizeof p);
     return vanishes ? Vec<float>{} : p;
+#endif
 }
 
-inline Vec<double> exponential(Vec<double> x) {
+inline Vec<double> exp2_of(Vec<double> x) {
     Vec<double> y;
-    for (int i = 0; i < Simd<double>::W; ++i) y[i] = std::exp(x[i]);
+    for (int i = 0; i < Simd<double>::W; ++i) y[i] = std::exp2(x[i]);
     return y;
 }
