@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint format bench clean
+.PHONY: demo test lint format bench sanitize clean
 .DEFAULT_GOAL := test
 
 $(VENV)/.ready: pyproject.toml setup.py $(wildcard src/mgk/csrc/*)
@@ -29,6 +29,14 @@ format: $(VENV)/.ready
 
 bench: $(VENV)/.ready
 	$(BIN)/mgk bench attention
+
+SANITIZE := -g -O1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined
+sanitize: $(VENV)/.ready ## the kernels' tests with AddressSanitizer and UndefinedBehaviorSanitizer
+	mkdir -p build/sanitize
+	$(CXX) -std=gnu++17 -fPIC -shared -pthread -fno-tree-slp-vectorize -Wno-psabi $(SANITIZE) \
+		-o build/sanitize/_kernels.so src/mgk/csrc/*.cpp
+	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 \
+		MGK_KERNELS_FOLDER=build/sanitize $(BIN)/python -m pytest --quiet tests/functional/test_kernels.py
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info

@@ -109,8 +109,9 @@ struct Kernel {
         for (int64_t r = 0; r < sources; ++r)
             transpose_rows(static_cast<const T*>(p.keys) + ((pair * sources + r) * S + first) * F, count, F,
                            T(LOG2_E), keys_t.data + (at * sources + r) * F * KEYS);
-        copy_rows(static_cast<const T*>(p.value) + (pair * S + first) * E, count, E,
-                  values.data + at * KEYS * value_stride, value_stride, KEYS);
+        if (!counts)
+            copy_rows(static_cast<const T*>(p.value) + (pair * S + first) * E, count, E,
+                      values.data + at * KEYS * value_stride, value_stride, KEYS);
         bool any = false;
         for (int64_t r = 0; r < M; ++r) {
             const T* from = static_cast<const T*>(p.column) + (pair * M + r) * S + first;

@@ -9,5 +9,6 @@ constexpr int WIDTH_BYTES = 32, REGISTER_ROWS = 4, REGISTER_VECTORS = 2;
 #include "simd.h"
 #include "gemm.h"
 #include "attention.h"
+#include "decode.h"
 }  // namespace mgk_avx2
 #endif

@@ -9,5 +9,6 @@ constexpr int WIDTH_BYTES = 64, REGISTER_ROWS = 8, REGISTER_VECTORS = 2;
 #include "simd.h"
 #include "gemm.h"
 #include "attention.h"
+#include "decode.h"
 }  // namespace mgk_avx512
 #endif

@@ -3,19 +3,22 @@
 
 namespace mgk_plain {
 void entry(const Problem&, int);
+void decode_entry(const Decode&);
 }
 #if defined(__x86_64__)
 namespace mgk_avx2 {
 void entry(const Problem&, int);
+void decode_entry(const Decode&);
 }
 namespace mgk_avx512 {
 void entry(const Problem&, int);
+void decode_entry(const Decode&);
 }
 #endif
 
 namespace {
 
-enum Set { PLAIN, AVX2, AVX512 };
+enum Set { PLAIN, AVX2, AVX512 };  // in the order of INSTRUCTION_SETS in functional/kernels.py
 enum Code { OK, BAD_SIZE, MISSING_POINTER, UNKNOWN_SET, OUT_OF_MEMORY };
 
 bool supports(int set) {
@@ -43,21 +46,41 @@ int check(const Problem& p, int what) {
     return OK;
 }
 
-int serve(const Problem* p, int set, int what) {
-    if (!p) return MISSING_POINTER;
-    const int code = check(*p, what);
-    if (code != OK) return code;
+int check(const Decode& p) {
+    const int64_t sizes[] = {p.batch, p.heads, p.mixtures, p.num_keys, p.width, p.value_width, p.threads};
+    for (int64_t size : sizes)
+        if (size < 1 || size > (int64_t(1) << 40)) return BAD_SIZE;
+    return p.query && p.keys && p.value && p.variance && p.out ? OK : MISSING_POINTER;
+}
+
+// Calls the version of the instruction set; what it throws becomes a code.
+template <typename Plain, typename Avx2, typename Avx512>
+int dispatch(int set, const Plain& plain, const Avx2& avx2, const Avx512& avx512) {
     if (!supports(set)) return UNKNOWN_SET;
     try {
-#if defined(__x86_64__)
-        if (set == AVX512) return mgk_avx512::entry(*p, what), OK;
-        if (set == AVX2) return mgk_avx2::entry(*p, what), OK;
-#endif
-        mgk_plain::entry(*p, what);
+        set == AVX512 ? avx512() : set == AVX2 ? avx2() : plain();
         return OK;
     } catch (const std::bad_alloc&) {
         return OUT_OF_MEMORY;
     }
+}
+
+#if defined(__x86_64__)
+#define EACH_SET(call) [&] { mgk_plain::call; }, [&] { mgk_avx2::call; }, [&] { mgk_avx512::call; }
+#else
+#define EACH_SET(call) [&] { mgk_plain::call; }, [&] { mgk_plain::call; }, [&] { mgk_plain::call; }
+#endif
+
+int serve(const Problem* p, int set, int what) {
+    if (!p) return MISSING_POINTER;
+    const int code = check(*p, what);
+    return code != OK ? code : dispatch(set, EACH_SET(entry(*p, what)));
+}
+
+int serve(const Decode* p, int set) {
+    if (!p) return MISSING_POINTER;
+    const int code = check(*p);
+    return code != OK ? code : dispatch(set, EACH_SET(decode_entry(*p)));
 }
 
 }  // namespace
@@ -69,5 +92,6 @@ EXPORT int mgk_supports(int set) { return supports(set); }
 EXPORT int mgk_forward(const Problem* p, int set) { return serve(p, set, FORWARD); }
 EXPORT int mgk_backward(const Problem* p, int set) { return serve(p, set, BACKWARD); }
 EXPORT int mgk_count(const Problem* p, int set) { return serve(p, set, COUNT); }
-EXPORT int64_t mgk_problem_size() { return sizeof(Problem); }
+EXPORT int mgk_decode(const Decode* p, int set) { return serve(p, set); }
+EXPORT int64_t mgk_struct_sizes() { return sizeof(Problem) * 1000 + sizeof(Decode); }
 }

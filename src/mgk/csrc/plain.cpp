@@ -6,4 +6,5 @@ constexpr int WIDTH_BYTES = 16, REGISTER_ROWS = 4, REGISTER_VECTORS = 2;
 #include "simd.h"
 #include "gemm.h"
 #include "attention.h"
+#include "decode.h"
 }  // namespace mgk_plain

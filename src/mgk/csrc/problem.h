@@ -24,3 +24,22 @@ struct Problem {
     const void* query_weight;  // (B, L) or null, for the counts
     void* counts;              // (B, H, M, S)
 };
+
+// One query against a long cache. Rows of keys and values are contiguous; every other stride is given, in elements.
+struct Decode {
+    int64_t batch, heads, mixtures, num_keys, width, value_width;
+    int64_t is_dot, hard, is_double, threads;
+    const void* query;   // (B, H, 1, D), contiguous
+    const void* shifts;  // (H, M, D), contiguous, or null: then keys has M components
+    const void* keys;
+    int64_t key_strides[4];  // of b, h, r, j
+    const void* value;
+    int64_t value_strides[3];  // of b, h, j
+    const void* log_prior;     // or null
+    int64_t prior_strides[4];
+    const void* variance;
+    int64_t variance_strides[4];
+    const void* mask;  // additive, or bytes that are 0 where a key is excluded; or null
+    int64_t mask_is_bool, mask_strides[3];  // of b, h, j
+    void* out;  // (B, H, 1, E), contiguous
+};

@@ -23,20 +23,22 @@ def choose(call: Call) -> str:
     """The backend that ``auto`` takes: the first of these that can serve the call.
 
     ==================================================================  =============
-    few scores (2^16 at most), or a single query: decoding               ``reference``
+    few scores (2^16 at most)                                            ``reference``
     on the CPU, when the kernels are built and no mask needs a gradient  ``cpu``
+    a single query: decoding                                             ``reference``
     a soft E-step without dropout, and no mask needs a gradient          ``sdpa``
     anything else                                                        ``blockwise``
     ==================================================================  =============
     """
     batch, heads, num_queries, _ = call.query.shape
     per_query = batch * heads * call.num_mixtures * call.num_keys
-    if num_queries == 1 or per_query * num_queries <= FEW_SCORES:
+    if per_query * num_queries <= FEW_SCORES:
         return reference.NAME
-    for backend in (cpu, sdpa):
-        if backend.refusal(call) is None:
-            return backend.NAME
-    return blockwise.NAME
+    if cpu.refusal(call) is None:
+        return cpu.NAME
+    if num_queries == 1:
+        return reference.NAME
+    return sdpa.NAME if sdpa.refusal(call) is None else blockwise.NAME
 
 
 def attention(call: Call, backend: str) -> Tensor:

@@ -15,6 +15,8 @@ from mgk.functional.operators import Options
 INSTRUCTION_SETS = ("plain", "avx2", "avx512")
 # Asks for one of them; a set that the processor lacks is an error.
 INSTRUCTION_SET_VARIABLE = "MGK_INSTRUCTION_SET"
+# Names a folder with another build of the library, such as the one of ``make sanitize``.
+FOLDER_VARIABLE = "MGK_KERNELS_FOLDER"
 MOST_MIXTURES = 8
 # Below this many multiplications the work is done before other threads have started.
 WORK_PER_THREAD = 2**20
@@ -24,7 +26,7 @@ _OUT_OF_MEMORY = 4
 
 
 class _Problem(ctypes.Structure):
-    """The struct of csrc/problem.h."""
+    """The struct of the same name in csrc/problem.h."""
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("batch", "heads", "mixtures", "num_queries", "num_keys", "width")),
@@ -40,22 +42,44 @@ class _Problem(ctypes.Structure):
     )
 
 
-def _load() -> ctypes.CDLL | str:
-    """The library, or a sentence that says why there is none and what to do."""
-    files = sorted(Path(__file__).parent.parent.glob("_kernels*.so"))
+class _Decode(ctypes.Structure):
+    """The struct of the same name in csrc/problem.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("batch", "heads", "mixtures", "num_keys", "width", "value_width")),
+        *((name, ctypes.c_int64) for name in ("is_dot", "hard", "is_double", "threads")),
+        *((name, ctypes.c_void_p) for name in ("query", "shifts", "keys")),
+        ("key_strides", ctypes.c_int64 * 4),
+        ("value", ctypes.c_void_p),
+        ("value_strides", ctypes.c_int64 * 3),
+        ("log_prior", ctypes.c_void_p),
+        ("prior_strides", ctypes.c_int64 * 4),
+        ("variance", ctypes.c_void_p),
+        ("variance_strides", ctypes.c_int64 * 4),
+        ("mask", ctypes.c_void_p),
+        ("mask_is_bool", ctypes.c_int64),
+        ("mask_strides", ctypes.c_int64 * 3),
+        ("out", ctypes.c_void_p),
+    )
+
+
+def _load(folder: Path) -> ctypes.CDLL | str:
+    """The library in the folder, or a sentence that says why there is none and what to do."""
+    files = sorted(folder.glob("_kernels*.so"))
     advice = "install a C++ compiler such as g++, then reinstall mgk"
     if not files:
         return f"not built: there was no C++ compiler when mgk was installed; {advice}"
     try:
         loaded = ctypes.CDLL(str(files[0]))
-        loaded.mgk_problem_size.restype = ctypes.c_int64
-        size = loaded.mgk_problem_size()
+        loaded.mgk_struct_sizes.restype = ctypes.c_int64
+        sizes = loaded.mgk_struct_sizes()
     except (OSError, AttributeError) as error:
         return f"not loadable ({error}); {advice}"
-    return loaded if size == ctypes.sizeof(_Problem) else f"built for another version of mgk; {advice}"
+    is_same = sizes == ctypes.sizeof(_Problem) * 1000 + ctypes.sizeof(_Decode)
+    return loaded if is_same else f"built for another version of mgk; {advice}"
 
 
-_library = _load()
+_library = _load(Path(os.environ.get(FOLDER_VARIABLE) or Path(__file__).parent.parent))
 # A plain string, which torch.compile can look at: "ready", or why not.
 STATUS = _library if isinstance(_library, str) else "ready"
 
@@ -78,7 +102,6 @@ def instruction_set() -> str:
 
 def run(name: str, form: Bilinear, options: Options, **fields: Any) -> None:
     """Call ``mgk_{name}``; tensors among the fields are contiguous and alive until it returns."""
-    assert not isinstance(_library, str)
     batch, heads, mixtures, num_keys = form.column.shape
     num_queries, width = form.query.shape[2:]
     tensors = {"query": form.query, "keys": form.keys, "row": form.row, "column": form.column}
@@ -95,10 +118,97 @@ def run(name: str, form: Bilinear, options: Options, **fields: Any) -> None:
         hard=options.is_hard,
         causal=options.is_causal,
         is_double=form.query.dtype == torch.float64,
-        threads=max(1, min(torch.get_num_threads(), work // WORK_PER_THREAD)),
+        threads=_threads(work),
         **{key: x.data_ptr() for key, x in tensors.items() if x is not None},
         **{key: x for key, x in fields.items() if not isinstance(x, Tensor) and x is not None},
     )
+    _call(name, problem)
+
+
+def can_count(form: Bilinear) -> bool:
+    """Whether :func:`counts` serves the form."""
+    on_cpu = form.query.device.type == "cpu"
+    return STATUS == "ready" and on_cpu and form.column.shape[2] <= MOST_MIXTURES and form.query.numel() > 0
+
+
+def counts(form: Bilinear, mask: Tensor | None, query_mask: Tensor | None, is_hard: bool, is_causal: bool) -> Tensor:
+    """N_jr = sum_i gamma_ijr (B, H, M, S), over the queries of ``query_mask`` (B, L)."""
+    form = contiguous(form)
+    out = torch.empty_like(form.column)
+    weight = None if query_mask is None else query_mask.to(out.dtype).contiguous()
+    fields = mask_fields(mask, (*form.query.shape[:3], form.column.shape[3]))
+    run("count", form, Options(is_hard, is_causal, 0.0), **fields, query_weight=weight, counts=out)
+    return out
+
+
+def contiguous(form: Bilinear) -> Bilinear:
+    """The form as the kernels read it."""
+    return Bilinear(
+        form.query.contiguous(),
+        form.keys.contiguous(),
+        None if form.row is None else form.row.contiguous(),
+        form.column.contiguous(),
+    )
+
+
+def decode(
+    query: Tensor,
+    keys: Tensor,
+    shifts: Tensor | None,
+    value: Tensor,
+    log_prior: Tensor | None,
+    variance: Tensor,
+    mask: Tensor | None,
+    is_dot: bool,
+    is_hard: bool,
+) -> Tensor:
+    """The output (B, H, 1, E) of one query, reading keys and values where they lie; rows of both are contiguous."""
+    batch, heads, _, num_keys, width = keys.shape
+    mixtures = keys.shape[2] if shifts is None else shifts.shape[1]
+    scores = (batch, heads, mixtures, num_keys)
+    query, variance = query.contiguous(), variance.expand(scores)
+    keys, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (keys, value))
+    out = value.new_empty(batch, heads, 1, value.shape[-1])
+    problem = _Decode(
+        batch=batch,
+        heads=heads,
+        mixtures=mixtures,
+        num_keys=num_keys,
+        width=width,
+        value_width=value.shape[-1],
+        is_dot=is_dot,
+        hard=is_hard,
+        is_double=query.dtype == torch.float64,
+        threads=_threads(keys.numel()),
+        query=query.data_ptr(),
+        keys=keys.data_ptr(),
+        key_strides=(ctypes.c_int64 * 4)(*keys.stride()[:4]),
+        value=value.data_ptr(),
+        value_strides=(ctypes.c_int64 * 3)(*value.stride()[:3]),
+        variance=variance.data_ptr(),
+        variance_strides=(ctypes.c_int64 * 4)(*variance.stride()),
+        out=out.data_ptr(),
+    )
+    if shifts is not None:
+        shifts = shifts.contiguous()
+        problem.shifts = shifts.data_ptr()
+    if log_prior is not None:
+        log_prior = log_prior.expand(scores)
+        problem.log_prior, problem.prior_strides = log_prior.data_ptr(), (ctypes.c_int64 * 4)(*log_prior.stride())
+    if mask is not None:
+        mask = mask.expand(batch, heads, 1, num_keys)
+        problem.mask, problem.mask_is_bool = mask.data_ptr(), mask.dtype == torch.bool
+        problem.mask_strides = (ctypes.c_int64 * 3)(mask.stride(0), mask.stride(1), mask.stride(3))
+    _call("decode", problem)
+    return out
+
+
+def _threads(work: int) -> int:
+    return max(1, min(torch.get_num_threads(), work // WORK_PER_THREAD))
+
+
+def _call(name: str, problem: ctypes.Structure) -> None:
+    assert not isinstance(_library, str)
     code = getattr(_library, f"mgk_{name}")(ctypes.byref(problem), INSTRUCTION_SETS.index(instruction_set()))
     if code == _OUT_OF_MEMORY:
         raise MemoryError("backend 'cpu' ran out of memory")

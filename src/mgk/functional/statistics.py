@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mgk.functional import bilinear, reference
+from mgk.functional import bilinear, kernels, reference
 from mgk.functional.bilinear import Bilinear
 from mgk.functional.blocks import blocks
 from mgk.functional.call import Call
@@ -96,6 +96,8 @@ def _responsibility_moments(
     is_causal: bool,
 ) -> list[Tensor]:
     form = Bilinear(query, keys, row, column)
+    if points is None and kernels.can_count(form):
+        return [kernels.counts(form, mask, query_mask, is_hard, is_causal)]
     sums = [torch.zeros_like(column)]
     if points is not None:
         sums += [column.new_zeros(*column.shape, points.shape[-1]), torch.zeros_like(column)]

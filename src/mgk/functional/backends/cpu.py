@@ -30,13 +30,32 @@ def refusal(call: Call) -> str | None:
 
 def attention(call: Call) -> Tensor:
     """h_i = sum_j A_ij v_j (Eq. 10)."""
-    return operators.attention(NAME, call)
+    return _decode(call) if call.num_queries == 1 and not _needs_grad(call) else operators.attention(NAME, call)
+
+
+def _needs_grad(call: Call) -> bool:
+    return torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in call)
+
+
+def _decode(call: Call) -> Tensor:
+    """One query: keys and values are read once, where they lie in the cache."""
+    call = call.at_full_precision()
+    if call.kernel == "dot":  # q . (k + b) is no score of q - b
+        call = call.with_expanded_keys()
+    variance = torch.as_tensor(call.variance, dtype=call.query.dtype)
+    is_dot, is_hard = call.kernel == "dot", call.is_hard
+    tensors = (call.query, call.keys, call.shifts, call.value, call.log_prior, variance, call.attn_mask)
+    return torch.ops.mgk.cpu_decode(*tensors, is_dot, is_hard)
+
+
+def _fake_decode(query: Tensor, keys: Tensor, shifts: Tensor | None, value: Tensor, *others: object) -> Tensor:
+    return value.new_empty(*query.shape[:3], value.shape[-1])
 
 
 def _forward(
     form: Bilinear, value: Tensor, mask: Tensor | None, seed: Tensor | None, options: Options
 ) -> tuple[Tensor, Tensor]:
-    form, value = _contiguous(form), value.contiguous()
+    form, value = kernels.contiguous(form), value.contiguous()
     out = value.new_empty(*form.query.shape[:3], value.shape[-1])
     lse = value.new_empty(form.query.shape[:3])
     fields = _fields(form, value, mask, seed, options)
@@ -56,22 +75,13 @@ def _backward(
     needs_mask_grad: bool,
 ) -> Gradients:
     del needs_mask_grad  # such calls are refused
-    form, value, grad = _contiguous(form), value.contiguous(), grad.contiguous()
+    form, value, grad = kernels.contiguous(form), value.contiguous(), grad.contiguous()
     d_query, d_keys, d_column, d_value = (torch.empty_like(x) for x in (form.query, form.keys, form.column, value))
     d_row = None if form.row is None else torch.empty_like(form.row)
     gradients = {"d_query": d_query, "d_keys": d_keys, "d_row": d_row, "d_column": d_column, "d_value": d_value}
     fields = _fields(form, value, mask, seed, options)
     kernels.run("backward", form, options, **fields, **gradients, grad=grad, out=out, lse=lse)
     return Gradients(d_query, d_keys, d_row, d_column, d_value, None)
-
-
-def _contiguous(form: Bilinear) -> Bilinear:
-    return Bilinear(
-        form.query.contiguous(),
-        form.keys.contiguous(),
-        None if form.row is None else form.row.contiguous(),
-        form.column.contiguous(),
-    )
 
 
 def _fields(
@@ -87,3 +97,11 @@ def _fields(
 
 
 operators.register(NAME, _forward, _backward)
+
+_library = torch.library.Library("mgk", "FRAGMENT")
+_library.define(
+    "cpu_decode(Tensor query, Tensor keys, Tensor? shifts, Tensor value, Tensor? log_prior, Tensor variance,"
+    " Tensor? mask, bool is_dot, bool is_hard) -> Tensor"
+)
+_library.impl("cpu_decode", kernels.decode, "CompositeExplicitAutograd")
+torch.library.register_fake("mgk::cpu_decode", _fake_decode, lib=_library)

@@ -1,0 +1,142 @@
+// One query against a long cache: every key and value is read once, from where it lies. Included once for each instruction set.
+//
+// Distances are taken as they are, sum_d (q_d - b_rd - k_jd)^2, with the M shifted queries in registers or cache.
+
+template <typename T>
+struct Decoder {
+    using V = Vec<T>;
+    static constexpr int W = Simd<T>::W;
+    static constexpr int64_t BLOCK = 64;    // keys whose scores are in flight
+    static constexpr int64_t CHUNK = 1024;  // keys of a task
+    static constexpr T NONE = -std::numeric_limits<T>::infinity();
+
+    const Decode& p;
+    const int64_t D, E, M, chunks;
+    Buffer<T> partial;  // [pair][chunk]: peak, total, sums[E]
+
+    explicit Decoder(const Decode& decode)
+        : p(decode), D(p.width), E(p.value_width), M(p.mixtures), chunks(ceil_div(p.num_keys, CHUNK)),
+          partial(p.batch * p.heads * chunks * (E + 2)) {}
+
+    void run() const {
+        const int64_t pairs = p.batch * p.heads;
+        for_all(pairs * chunks, p.threads, [&](int64_t task) { attend(task / chunks, task % chunks); });
+        for (int64_t pair = 0; pair < pairs; ++pair) combine(pair);
+    }
+
+    // a sum over d of (x - k)^2 or x k
+    template <bool DOT>
+    T row_score(const T* x, const T* k) const {
+        V sums = {};
+        int64_t d = 0;
+        for (; d + W <= D; d += W) {
+            const V a = load<T>(x + d), b = load<T>(k + d);
+            sums += DOT ? a * b : (a - b) * (a - b);
+        }
+        T sum = sum_of_lanes<T>(sums);
+        for (; d < D; ++d) sum += DOT ? x[d] * k[d] : (x[d] - k[d]) * (x[d] - k[d]);
+        return sum;
+    }
+
+    T at(const void* tensor, const int64_t* strides, int64_t b, int64_t h, int64_t r, int64_t j) const {
+        return static_cast<const T*>(tensor)[b * strides[0] + h * strides[1] + r * strides[2] + j * strides[3]];
+    }
+
+    T mask_of(int64_t b, int64_t h, int64_t j) const {
+        const int64_t where = b * p.mask_strides[0] + h * p.mask_strides[1] + j * p.mask_strides[2];
+        if (p.mask_is_bool) return static_cast<const unsigned char*>(p.mask)[where] ? T(0) : NONE;
+        return static_cast<const T*>(p.mask)[where];
+    }
+
+    // s_jr of `count` keys in units of log 2: [M][BLOCK], -inf beyond the last
+    void scores_of(int64_t b, int64_t h, const T* queries, int64_t first, int64_t count, T* scores) const {
+        for (int64_t r = 0; r < M; ++r) {
+            const T* keys = static_cast<const T*>(p.keys) + b * p.key_strides[0] + h * p.key_strides[1] +
+                            (p.shifts ? 0 : r * p.key_strides[2]);
+            const T* x = queries + (p.shifts ? r * D : 0);
+            for (int64_t j = 0; j < BLOCK; ++j) {
+                if (j >= count) {
+                    scores[r * BLOCK + j] = NONE;
+                    continue;
+                }
+                const T* k = keys + (first + j) * p.key_strides[3];
+                const T sigma2 = at(p.variance, p.variance_strides, b, h, r, first + j);
+                T s = p.is_dot ? row_score<true>(x, k) / sigma2 : row_score<false>(x, k) / (-2 * sigma2);
+                if (p.log_prior) s += at(p.log_prior, p.prior_strides, b, h, r, first + j);
+                if (p.mask) s += mask_of(b, h, first + j);
+                scores[r * BLOCK + j] = s * T(LOG2_E);
+            }
+        }
+    }
+
+    void attend(int64_t pair, int64_t chunk) const {
+        const int64_t b = pair / p.heads, h = pair % p.heads;
+        const T* query = static_cast<const T*>(p.query) + pair * D;
+        Buffer<T> queries(M * D), scores(M * BLOCK);
+        for (int64_t r = 0; r < (p.shifts ? M : 1); ++r)
+            for (int64_t d = 0; d < D; ++d)
+                queries.data[r * D + d] = p.shifts ? query[d] - static_cast<const T*>(p.shifts)[(h * M + r) * D + d] : query[d];
+        T* peak = partial.data + (pair * chunks + chunk) * (E + 2);
+        T* total = peak + 1;
+        T* sums = peak + 2;
+        *peak = NONE, *total = 0;
+        for (int64_t e = 0; e < E; ++e) sums[e] = 0;
+        const int64_t last = min_of(p.num_keys, (chunk + 1) * CHUNK);
+        for (int64_t first = chunk * CHUNK; first < last; first += BLOCK) {
+            const int64_t count = min_of(BLOCK, last - first);
+            scores_of(b, h, queries.data, first, count, scores.data);
+            add_values(static_cast<const T*>(p.value) + b * p.value_strides[0] + h * p.value_strides[1] +
+                           first * p.value_strides[2],
+                       count, scores.data, *peak, *total, sums);
+        }
+    }
+
+    void add_values(const T* values, int64_t count, T* scores, T& peak, T& total, T* sums) const {
+        V high = load<T>(scores);
+        for (int64_t x = 0; x < M * BLOCK; x += W) high = larger<T>(load<T>(scores + x), high);
+        const T now = max_of(peak, largest_lane<T>(high));
+        if (now == NONE) return;
+        const T decay = std::exp2(peak - now);
+        V sum = {};
+        for (int64_t v = 0; v < BLOCK; v += W) {
+            V weight = exp2_of(load<T>(scores + v) - now);
+            for (int64_t r = 1; r < M; ++r) {
+                const V other = exp2_of(load<T>(scores + r * BLOCK + v) - now);
+                weight = p.hard ? larger<T>(other, weight) : weight + other;
+            }
+            sum += weight;
+            store<T>(scores + v, weight);
+        }
+        total = total * decay + sum_of_lanes<T>(sum);
+        peak = now;
+        int64_t e = 0;
+        for (; e + W <= E; e += W) {
+            V acc = load<T>(sums + e) * decay;
+            for (int64_t j = 0; j < count; ++j) acc += splat<T>(scores[j]) * load<T>(values + j * p.value_strides[2] + e);
+            store<T>(sums + e, acc);
+        }
+        for (; e < E; ++e) {
+            T acc = sums[e] * decay;
+            for (int64_t j = 0; j < count; ++j) acc += scores[j] * values[j * p.value_strides[2] + e];
+            sums[e] = acc;
+        }
+    }
+
+    void combine(int64_t pair) const {
+        const T* parts = partial.data + pair * chunks * (E + 2);
+        T* out = static_cast<T*>(p.out) + pair * E;
+        T peak = NONE, total = 0;
+        for (int64_t c = 0; c < chunks; ++c) peak = max_of(peak, parts[c * (E + 2)]);
+        for (int64_t e = 0; e < E; ++e) out[e] = 0;
+        if (peak == NONE) return;
+        for (int64_t c = 0; c < chunks; ++c) {
+            const T* part = parts + c * (E + 2);
+            const T weight = std::exp2(part[0] - peak);
+            total += weight * part[1];
+            for (int64_t e = 0; e < E; ++e) out[e] += weight * part[2 + e];
+        }
+        for (int64_t e = 0; e < E; ++e) out[e] /= total;
+    }
+};
+
+void decode_entry(const Decode& p) { p.is_double ? Decoder<double>(p).run() : Decoder<float>(p).run(); }

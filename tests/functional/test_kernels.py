@@ -1,0 +1,221 @@
+"""The compiled kernels: every instruction set, decoding, statistics, determinism, threads, forks and refusals."""
+
+import ctypes
+import itertools
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+import mgk
+from mgk.functional import kernels, reference, statistics
+from support.cases import FUNCTIONS, call_of, largest_errors, make_case
+
+pytestmark = pytest.mark.skipif(kernels.STATUS != "ready", reason=f"the kernels are {kernels.STATUS}")
+
+SETS = kernels.supported_instruction_sets()
+
+
+@pytest.fixture(params=SETS)
+def instruction_set(request, monkeypatch):
+    monkeypatch.setenv(kernels.INSTRUCTION_SET_VARIABLE, request.param)
+    return request.param
+
+
+@pytest.mark.parametrize(
+    ("function", "e_step", "is_causal"), list(itertools.product(FUNCTIONS, ("soft", "hard"), (False, True)))
+)
+@pytest.mark.parametrize(
+    "sizes",
+    [(1, 1, 1, 7, 3, 1, 1), (1, 2, 63, 65, 33, 17, 2), (2, 1, 130, 70, 16, 32, 8)],
+    ids=lambda s: "L{2}-S{3}-D{4}-M{6}".format(*s),
+)
+def test_every_instruction_set_agrees_with_the_reference(instruction_set, function, e_step, is_causal, sizes):
+    case = make_case(function, sizes=sizes, prior="position", e_step=e_step, is_causal=is_causal)
+    truth = case.run("reference")
+    assert max(largest_errors(case.run("cpu"), truth).values()) < 1e-10
+    assert max(largest_errors(case.run("cpu", torch.float32), truth).values()) < 2e-5
+
+
+@pytest.mark.parametrize("length", [1, 7, 63, 500, 1000])
+@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize("width", [32, 256])
+def test_odd_lengths_in_float32(function, length, width):
+    case = make_case(function, sizes=(1, 1, length, length, width, 32, 2), prior="component")
+    for name, x in case.tensors.items():
+        case.tensors[name] = x.float().double()
+    errors = largest_errors(case.run("cpu", torch.float32), case.run("reference"))
+    assert max(errors.values()) < 5e-6 * width / 32, errors  # scores grow with the width
+
+
+@pytest.mark.parametrize("mask", ["key", "pair", "float"])
+def test_masks_with_every_instruction_set(instruction_set, mask):
+    for function, e_step in itertools.product(FUNCTIONS, ("soft", "hard")):
+        case = make_case(function, sizes=(2, 2, 70, 140, 5, 6, 2), e_step=e_step, mask=mask)
+        attn_mask = case.tensors.pop("attn_mask")
+        result, truth = (case.run(backend, attn_mask=attn_mask) for backend in ("cpu", "reference"))
+        assert max(largest_errors(result, truth).values()) < 1e-10
+
+
+def test_tiles_of_padding_are_skipped_not_read():
+    """What a whole tile of padding holds never reaches the output."""
+    case = make_case(sizes=(1, 2, 100, 256, 8, 8, 2))
+    mask = torch.arange(256) < 128
+    truth = case.run("reference", attn_mask=mask)["output"]
+    case.tensors["keys"][:, :, :, 192:] = 1e18
+    case.tensors["value"][:, :, 192:] = torch.nan
+    inputs = [case.tensors[name] for name in ("query", "keys", "value")]
+    out = mgk.mixture_attention(*inputs, attn_mask=mask, backend="cpu")
+    torch.testing.assert_close(out, truth)
+
+
+DECODING = [
+    options
+    for options in itertools.product(
+        FUNCTIONS,
+        ("gaussian", "dot"),
+        ("soft", "hard"),
+        (None, "component", "position"),
+        (None, "component"),
+        (None, "key", "float"),
+    )
+    if options[0] == "mixture" or options[1] == "gaussian" or options[4] is not None
+]
+
+
+@pytest.mark.parametrize(("function", "kernel", "e_step", "prior", "variance", "mask"), DECODING)
+def test_decoding_agrees_with_the_reference(function, kernel, e_step, prior, variance, mask):
+    for sizes in ((2, 3, 1, 17, 5, 4, 2), (1, 2, 1, 2100, 19, 33, 3)):
+        case = make_case(function, sizes=sizes, kernel=kernel, e_step=e_step, prior=prior, variance=variance, mask=mask)
+        attend = mgk.mixture_attention if function == "mixture" else mgk.shifted_mixture_attention
+        inputs = {name: x for name, x in case.tensors.items() if name != "upstream"}
+        out, truth = (attend(**inputs, **case.options, backend=backend) for backend in ("cpu", "reference"))
+        torch.testing.assert_close(out, truth, atol=1e-11, rtol=0)
+
+
+def test_decoding_with_every_instruction_set_reads_a_cache_where_it_lies(instruction_set):
+    room = torch.randn(2, 3, 2, 300, 20)  # a cache with space left
+    values = torch.randn(2, 3, 300, 20)
+    query, keys, value = torch.randn(2, 3, 1, 20), room[:, :, :, :257], values[:, :, :257]
+    assert not keys.is_contiguous()
+    out = mgk.mixture_attention(query, keys, value, backend="cpu")
+    truth = mgk.mixture_attention(query.double(), keys.double(), value.double(), backend="reference")
+    torch.testing.assert_close(out.double(), truth, atol=2e-6, rtol=0)
+
+
+def test_decoding_with_every_key_masked_gives_zeros():
+    out = mgk.mixture_attention(
+        torch.randn(2, 1, 1, 4), torch.randn(2, 1, 2, 9, 4), torch.randn(2, 1, 9, 4),
+        attn_mask=torch.tensor([True, False])[:, None, None, None], backend="cpu",
+    )  # fmt: skip
+    assert out[0].any()
+    assert not out[1].any()
+
+
+@pytest.mark.parametrize("e_step", ["soft", "hard"])
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_counts_with_every_instruction_set(instruction_set, function, e_step):
+    case = make_case(
+        function, sizes=(2, 2, 70, 140, 5, 6, 3), prior="component", e_step=e_step, mask="pair", is_causal=True
+    )
+    query_mask = torch.rand(2, 70) > 0.3
+    call = call_of(case)
+    expected = reference.m_step(call, query_mask).counts
+    torch.testing.assert_close(statistics.counts(call, query_mask), expected, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize("heads", [1, 3])
+def test_two_runs_give_the_same_bits(function, heads):
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        case = make_case(function, sizes=(1, heads, 300, 300, 16, 16, 2), prior="component", dropout_p=0.2)
+        runs = []
+        for _ in range(3):
+            torch.manual_seed(0)
+            runs.append(case.run("cpu", torch.float32))
+    finally:
+        torch.set_num_threads(threads)
+    for other in runs[1:]:
+        assert all(torch.equal(runs[0][name], other[name]) for name in other)
+
+
+def test_the_number_of_threads_changes_rounding_only():
+    case = make_case("shifted", sizes=(1, 1, 300, 300, 16, 16, 2))
+    threads, results = torch.get_num_threads(), []
+    try:
+        for number in (1, 2, 5):
+            torch.set_num_threads(number)
+            results.append(case.run("cpu"))
+    finally:
+        torch.set_num_threads(threads)
+    for other in results[1:]:
+        assert max(largest_errors(other, results[0]).values()) < 1e-12
+
+
+class Attended(Dataset):
+    """Examples that attention makes, in a worker."""
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        torch.set_num_threads(2)
+        return attend_once(index)
+
+
+def attend_once(seed):
+    generator = torch.Generator().manual_seed(seed)
+    query, keys = (torch.randn(shape, generator=generator) for shape in ((1, 2, 300, 16), (1, 2, 2, 300, 16)))
+    return mgk.mixture_attention(query, keys, query, backend="cpu")
+
+
+def test_forked_workers_attend_too():
+    expected = torch.stack([attend_once(index) for index in range(4)])  # the parent has used its threads
+    loader = DataLoader(Attended(), batch_size=4, num_workers=2, multiprocessing_context="fork", timeout=60)
+    torch.testing.assert_close(next(iter(loader)), expected)
+
+
+def test_half_precision_is_computed_in_float32():
+    query, keys = torch.randn(1, 2, 70, 16).bfloat16(), torch.randn(1, 2, 2, 70, 16).bfloat16()
+    out = mgk.mixture_attention(query, keys, query, backend="cpu")
+    exact = mgk.mixture_attention(query.float(), keys.float(), query.float(), backend="cpu")
+    assert torch.equal(out, exact.bfloat16())
+
+
+def test_what_the_kernels_cannot_serve_is_refused_with_a_reason():
+    query, keys = torch.randn(1, 1, 4, 4), torch.randn(1, 1, 9, 4, 4)
+    with pytest.raises(ValueError, match="room for 8 components, not 9"):
+        mgk.mixture_attention(query, keys, query, backend="cpu")
+    mask = torch.zeros(4, 4, requires_grad=True)
+    with pytest.raises(ValueError, match="no gradient for attn_mask"):
+        mgk.mixture_attention(query, keys[:, :, :2], query, attn_mask=mask, backend="cpu")
+    with pytest.raises(ValueError, match="the tensors are on meta"):
+        mgk.mixture_attention(query.to("meta"), keys[:, :, :2].to("meta"), query.to("meta"), backend="cpu")
+
+
+def test_an_instruction_set_that_is_not_there_is_named(monkeypatch):
+    monkeypatch.setenv(kernels.INSTRUCTION_SET_VARIABLE, "sse9")
+    with pytest.raises(ValueError, match=f"MGK_INSTRUCTION_SET must be one of {', '.join(SETS)} here, got 'sse9'"):
+        kernels.instruction_set()
+
+
+def test_a_missing_or_broken_library_says_what_to_do(tmp_path):
+    assert "no C++ compiler when mgk was installed; install a C++ compiler" in str(kernels._load(tmp_path))
+    (tmp_path / "_kernels.so").write_bytes(b"not a library")
+    assert str(kernels._load(tmp_path)).startswith("not loadable")
+
+
+def test_sizes_and_pointers_are_checked_before_they_are_used():
+    library = kernels._library
+    assert library.mgk_forward(None, 0) == 2
+    for name in ("forward", "backward", "count"):
+        empty = kernels._Problem()
+        assert getattr(library, f"mgk_{name}")(ctypes.byref(empty), 0) == 1
+        sized = kernels._Problem(
+            batch=1, heads=1, mixtures=1, num_queries=1, num_keys=1, width=1, value_width=1, threads=1
+        )
+        assert getattr(library, f"mgk_{name}")(ctypes.byref(sized), 0) == 2
+    assert library.mgk_decode(ctypes.byref(kernels._Decode()), 0) == 1
+    assert library.mgk_supports(99) == 0
