@@ -10,7 +10,6 @@ constexpr int64_t KEYS = 64;
 // exp(-60): a rank-M factor this small still leaves float32 all its digits; beyond, exponents are added instead.
 constexpr double LARGEST_SPREAD = 60.0 * 1.4426950408889634;
 constexpr double LOG2_E = 1.4426950408889634;
-constexpr double LN_2 = 0.6931471805599453;
 
 template <typename T>
 struct Buffer {
@@ -310,7 +309,9 @@ struct Kernel {
     }
 
     void forward_tile(const Rows& rows) const {
-        Buffer<T> scores(M * QUERIES * KEYS), sums(QUERIES * value_stride);
+        Buffer<T> scores(M * QUERIES * KEYS), sums(QUERIES * value_stride), part(QUERIES * value_stride);
+        Buffer<T> zeros(value_stride);
+        std::memset(zeros.data, 0, value_stride * sizeof(T));
         T peak[QUERIES], line[KEYS];
         V total[QUERIES];
         for (int64_t i = 0; i < rows.count; ++i) peak[i] = NONE, total[i] = V{};
@@ -336,8 +337,11 @@ struct Kernel {
                     for (int64_t v = 0; v < VECTORS; ++v) store<T>(s + v * W, load<T>(s + v * W) * load<T>(line + v * W));
                 }
             }
+            // a tile's sums apart from the rest: delta needs an output more precise than one long sum gives
             product<T>(rows.count, value_stride, KEYS, scores.data, KEYS, 1, values.data + at * KEYS * value_stride,
-                       value_stride, sums.data, value_stride, nullptr);
+                       value_stride, part.data, value_stride, zeros.data);
+            for (int64_t x = 0; x < rows.count * value_stride; x += W)
+                store<T>(sums.data + x, load<T>(sums.data + x) + load<T>(part.data + x));
         }
         for (int64_t i = 0; i < rows.count; ++i) {
             const int64_t q = rows.pair * L + rows.first + i;
@@ -345,17 +349,19 @@ struct Kernel {
             for (int64_t e = 0; e < E; ++e)
                 static_cast<T*>(p.out)[q * E + e] = sums.data[i * value_stride + e] * inverse;
             // +inf makes every weight 0 in the backward of a query with no key left
-            static_cast<T*>(p.lse)[q] = all > 0 ? peak[i] * T(LN_2) + std::log(all) : -NONE;
+            static_cast<T*>(p.peak)[q] = all > 0 ? peak[i] : -NONE;
+            static_cast<T*>(p.total)[q] = all > 0 ? all : T(1);
         }
     }
 
-    // The running maximum of a query; what has been summed so far shrinks when it rises.
+    // The running maximum of a query, rounded up to an integer: what has been summed so far shrinks when it rises, by a
+    // power of two and so without rounding.
     void raise_peak(const T* s, int64_t components, T& peak, V& total, T* sums) const {
         V high = load<T>(s);
         for (int64_t r = 0; r < components; ++r)
             for (int64_t v = 0; v < VECTORS; ++v) high = larger<T>(load<T>(s + r * QUERIES * KEYS + v * W), high);
         if (!any_above<T>(high, peak)) return;
-        const T now = largest_lane<T>(high), decay = std::exp2(peak - now);
+        const T now = std::ceil(largest_lane<T>(high)), decay = std::exp2(peak - now);
         total *= decay;
         for (int64_t e = 0; e < value_stride; e += W) store<T>(sums + e, load<T>(sums + e) * decay);
         peak = now;
@@ -403,10 +409,16 @@ struct Kernel {
             const T* g = static_cast<const T*>(p.grad) + pair * L * E;
             const T* o = static_cast<const T*>(p.out) + pair * L * E;
             copy_rows(g, L, E, grad.data + pair * L * value_stride, value_stride, L);
+            // dP, delta and dv are linear in the gradient: divided by the total here, no weight needs to be
             for (int64_t i = 0; i < L; ++i) {
-                T sum = 0;
-                for (int64_t e = 0; e < E; ++e) sum += g[i * E + e] * o[i * E + e];
-                delta.data[pair * L + i] = sum;
+                T* row = grad.data + (pair * L + i) * value_stride;
+                const T inverse = T(1) / static_cast<const T*>(p.total)[pair * L + i];
+                double sum = 0;
+                for (int64_t e = 0; e < E; ++e) {
+                    row[e] *= inverse;
+                    sum += double(row[e]) * double(o[i * E + e]);
+                }
+                delta.data[pair * L + i] = T(sum);
             }
         });
         const int64_t shifts = p.shared ? M : 0;
@@ -441,8 +453,8 @@ struct Kernel {
         Tile(const Kernel& k)
             : scores(k.M * QUERIES * KEYS), d_weights(QUERIES * KEYS), weights(QUERIES * KEYS), values_t(k.E * KEYS),
               keys(k.sources * KEYS * k.feature_stride), d_keys(k.sources * KEYS * k.feature_stride),
-              d_values(KEYS * k.value_stride), d_columns(k.M * KEYS) {}
-        Buffer<T> scores, d_weights, weights, values_t, keys, d_keys, d_values, d_columns;
+              d_values(KEYS * k.value_stride), d_columns(k.M * KEYS), d_columns_of_tile(k.M * KEYS) {}
+        Buffer<T> scores, d_weights, weights, values_t, keys, d_keys, d_values, d_columns, d_columns_of_tile;
     };
 
     void backward_range(int64_t pair, int64_t first_tile, int64_t last_tile, const T* query, const T* grad,
@@ -460,7 +472,12 @@ struct Kernel {
                               t.keys.data + r * KEYS * feature_stride, feature_stride, KEYS);
                 for (int64_t q = 0; q < query_tiles; ++q) {
                     const Rows rows = rows_of(pair, q);
-                    if (!skips(rows, tile)) backward_tile(t, rows, tile, query, grad, delta, d_query, d_row);
+                    if (skips(rows, tile)) continue;
+                    // short sums first: a shared prior's gradient adds up the rounding of every column
+                    std::memset(t.d_columns_of_tile.data, 0, M * KEYS * sizeof(T));
+                    backward_tile(t, rows, tile, query, grad, delta, d_query, d_row);
+                    for (int64_t x = 0; x < M * KEYS; x += W)
+                        store<T>(t.d_columns.data + x, load<T>(t.d_columns.data + x) + load<T>(t.d_columns_of_tile.data + x));
                 }
             }
             for (int64_t r = 0; r < sources; ++r)
@@ -485,7 +502,7 @@ struct Kernel {
         // dP_ij = g_i . v_j
         const T zeros[KEYS] = {};
         product<T>(rows.count, KEYS, E, g, value_stride, 1, t.values_t.data, KEYS, t.d_weights.data, KEYS, zeros);
-        const T* lse = static_cast<const T*>(p.lse) + rows.pair * L + rows.first;
+        const T* peak = static_cast<const T*>(p.peak) + rows.pair * L + rows.first;
         for (int64_t i = 0; i < rows.count; ++i) {
             T* dp = t.d_weights.data + i * KEYS;
             T* w = t.weights.data + i * KEYS;
@@ -495,13 +512,13 @@ struct Kernel {
                 for (int64_t v = 0; v < VECTORS; ++v) store<T>(dp + v * W, load<T>(dp + v * W) * load<T>(kept + v * W));
             }
             if (by_factor)
-                factored_line(t, rows, at, i, lse[i] * T(LOG2_E), delta[rows.first + i], d_row);
+                factored_line(t, rows, at, i, peak[i], delta[rows.first + i], d_row);
             else if (p.hard && p.shared)
-                hard_shared_line(t, rows, at, i, lse[i] * T(LOG2_E), delta[rows.first + i], d_row);
+                hard_shared_line(t, rows, at, i, peak[i], delta[rows.first + i], d_row);
             else if (p.hard && components > 1)
-                hard_line(t, i, components, lse[i] * T(LOG2_E), delta[rows.first + i]);
+                hard_line(t, i, components, peak[i], delta[rows.first + i]);
             else
-                soft_line(t, rows, i, components, lse[i] * T(LOG2_E), delta[rows.first + i], d_row);
+                soft_line(t, rows, i, components, peak[i], delta[rows.first + i], d_row);
             if (p.drop_below)
                 for (int64_t v = 0; v < VECTORS; ++v) store<T>(w + v * W, load<T>(w + v * W) * load<T>(kept + v * W));
         }
@@ -525,19 +542,19 @@ struct Kernel {
         }
     }
 
-    // P_ijr = exp(s_ijr - lse_i), ds_ijr = P_ijr (dP_ij - delta_i)
-    void soft_line(Tile& t, const Rows& rows, int64_t i, int64_t components, T lse, T delta, T* d_row) const {
+    // Weights are 2^(s_ijr - peak_i), to be divided by the total that the gradient has been divided by; ds_ijr = P_ijr (dP_ij - delta_i)
+    void soft_line(Tile& t, const Rows& rows, int64_t i, int64_t components, T peak, T delta, T* d_row) const {
         T* s = t.scores.data + i * KEYS;
         for (int64_t v = 0; v < VECTORS; ++v) {
             const V d = load<T>(t.d_weights.data + i * KEYS + v * W) - delta;
             V all = {};
             for (int64_t r = 0; r < components; ++r) {
                 T* x = s + r * QUERIES * KEYS + v * W;
-                const V weight = exp2_of(load<T>(x) - lse);
+                const V weight = exp2_of(load<T>(x) - peak);
                 const V ds = weight * d;
                 all += weight;
                 store<T>(x, ds);
-                T* column = t.d_columns.data + r * KEYS + v * W;
+                T* column = t.d_columns_of_tile.data + r * KEYS + v * W;
                 store<T>(column, load<T>(column) + ds);
             }
             store<T>(t.weights.data + i * KEYS + v * W, all);
@@ -545,12 +562,12 @@ struct Kernel {
         if (p.shared) add_row_gradients(s, rows, i, components, d_row);
     }
 
-    void hard_line(Tile& t, int64_t i, int64_t components, T lse, T delta) const {
+    void hard_line(Tile& t, int64_t i, int64_t components, T peak, T delta) const {
         T* s = t.scores.data + i * KEYS;
         for (int64_t v = 0; v < VECTORS; ++v) {
             V best = load<T>(s + v * W);
             for (int64_t r = 1; r < components; ++r) best = larger<T>(load<T>(s + r * QUERIES * KEYS + v * W), best);
-            const V weight = exp2_of(best - lse);
+            const V weight = exp2_of(best - peak);
             V ds = weight * (load<T>(t.d_weights.data + i * KEYS + v * W) - delta);
             store<T>(t.weights.data + i * KEYS + v * W, weight);
             for (int64_t r = 0; r < components; ++r) {  // the first that reaches the maximum takes all
@@ -559,18 +576,18 @@ struct Kernel {
                 const V mine = wins ? ds : V{};
                 ds = wins ? V{} : ds;
                 store<T>(x, mine);
-                T* column = t.d_columns.data + r * KEYS + v * W;
+                T* column = t.d_columns_of_tile.data + r * KEYS + v * W;
                 store<T>(column, load<T>(column) + mine);
             }
         }
     }
 
-    void hard_shared_line(Tile& t, const Rows& rows, int64_t at, int64_t i, T lse, T delta, T* d_row) const {
+    void hard_shared_line(Tile& t, const Rows& rows, int64_t at, int64_t i, T peak, T delta, T* d_row) const {
         T* s = t.scores.data + i * KEYS;
         V row_sums[8] = {};
         for (int64_t v = 0; v < VECTORS; ++v) {
             const V best = best_of(rows, at, i, v);
-            const V weight = exp2_of(load<T>(s + v * W) - lse);
+            const V weight = exp2_of(load<T>(s + v * W) - peak);
             V ds = weight * (load<T>(t.d_weights.data + i * KEYS + v * W) - delta);
             store<T>(t.weights.data + i * KEYS + v * W, weight);
             store<T>(s + v * W, ds);
@@ -579,7 +596,7 @@ struct Kernel {
                 const V mine = wins ? ds : V{};
                 ds = wins ? V{} : ds;
                 row_sums[r] += mine;
-                T* column = t.d_columns.data + r * KEYS + v * W;
+                T* column = t.d_columns_of_tile.data + r * KEYS + v * W;
                 store<T>(column, load<T>(column) + mine);
             }
         }
@@ -595,7 +612,7 @@ struct Kernel {
     }
 
     // P_ijr = e_ij u_ir w_jr; with t_ij = e_ij (dP_ij - delta_i): dbase = t (u.w), drow_r = u_r sum_j t w_jr, dcolumn_r = w_jr sum_i t u_r
-    void factored_line(Tile& t, const Rows& rows, int64_t at, int64_t i, T lse, T delta, T* d_row) const {
+    void factored_line(Tile& t, const Rows& rows, int64_t at, int64_t i, T peak, T delta, T* d_row) const {
         T* s = t.scores.data + i * KEYS;
         const T* u = rows.factor + i * M;
         const T* w = factors.data + at * M * KEYS;
@@ -603,14 +620,14 @@ struct Kernel {
         for (int64_t v = 0; v < VECTORS; ++v) {
             V f = {};
             for (int64_t r = 0; r < M; ++r) f += splat<T>(u[r]) * load<T>(w + r * KEYS + v * W);
-            const V e = exp2_of(load<T>(s + v * W) - lse);
+            const V e = exp2_of(load<T>(s + v * W) - peak);
             const V d = e * (load<T>(t.d_weights.data + i * KEYS + v * W) - delta);
             store<T>(t.weights.data + i * KEYS + v * W, e * f);
             store<T>(s + v * W, d * f);
             for (int64_t r = 0; r < M; ++r) {
                 const V dw = d * load<T>(w + r * KEYS + v * W);
                 row_sums[r] += dw;
-                T* column = t.d_columns.data + r * KEYS + v * W;
+                T* column = t.d_columns_of_tile.data + r * KEYS + v * W;
                 store<T>(column, load<T>(column) + dw * u[r]);
             }
         }

@@ -39,7 +39,7 @@ int check(const Problem& p, int what) {
         if (size < 1 || size > (int64_t(1) << 40)) return BAD_SIZE;
     if (p.mixtures > 8 || p.value_width < 0 || p.threads > 4096) return BAD_SIZE;
     if (!p.query || !p.keys || !p.column || (p.shared && !p.row)) return MISSING_POINTER;
-    if (what != COUNT && (!p.value || !p.out || !p.lse)) return MISSING_POINTER;
+    if (what != COUNT && (!p.value || !p.out || !p.peak || !p.total)) return MISSING_POINTER;
     if (what == COUNT && !p.counts) return MISSING_POINTER;
     if (what == BACKWARD && (!p.grad || !p.d_query || !p.d_keys || !p.d_column || !p.d_value || (p.shared && !p.d_row)))
         return MISSING_POINTER;

@@ -18,7 +18,8 @@ struct Problem {
     uint64_t seed;
     int64_t drop_below;  // of 2^32: a position weight is dropped when its random number is below
     void* out;           // (B, H, L, E)
-    void* lse;           // (B, H, L)
+    void* peak;          // (B, H, L), in units of log 2; +inf for a query with no key left
+    void* total;         // (B, H, L), the sum of 2^(score - peak); 1 for a query with no key left
     const void* grad;    // (B, H, L, E)
     void *d_query, *d_keys, *d_row, *d_column, *d_value;
     const void* query_weight;  // (B, L) or null, for the counts

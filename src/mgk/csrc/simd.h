@@ -98,17 +98,18 @@ inline bool any_above<float>(Vec<float> v, float bound) {
 }
 #endif
 
-// 2^x for x <= 0 = 2^n 2^f with |f| <= 1/2, the last factor by a polynomial of degree 6 (an error of 1e-7); 0 where it underflows.
+// 2^f for |f| <= 1/2, by the polynomial that meets it at the Chebyshev nodes: off by 2e-9 before rounding.
 inline Vec<float> two_to_the(Vec<float> f) {
-    Vec<float> p = splat(1.5403530393381609e-4f);
-    p = p * f + 1.3333558146428443e-3f;
-    p = p * f + 9.6181291076284772e-3f;
-    p = p * f + 5.5504108664821580e-2f;
-    p = p * f + 2.4022650695910071e-1f;
-    p = p * f + 6.9314718055994531e-1f;
-    return p * f + 1.0f;
+    Vec<float> p = splat(1.5461444676e-04f);
+    p = p * f + 1.3400428177e-03f;
+    p = p * f + 9.6180566786e-03f;
+    p = p * f + 5.5503272267e-02f;
+    p = p * f + 2.4022650922e-01f;
+    p = p * f + 6.9314720670e-01f;
+    return p * f + 1.0000000000e+00f;
 }
 
+// 2^x = 2^n 2^f for x <= 0, with n the nearest integer; 0 where it underflows.
 inline Vec<float> exp2_of(Vec<float> x) {
 #if defined(MGK_AVX512)
     const Vec<float> f = (Vec<float>)_mm512_reduce_ps((__m512)x, 0);  // x - round(x), 0 for -inf

@@ -33,12 +33,21 @@ class Gradients(NamedTuple):
     mask: Tensor | None
 
 
-# (form, value, mask, seed, options) -> h (B, H, L, E) and its log-sum-exp (B, H, L), +inf for a query with no key left
-Forward = Callable[[bilinear.Bilinear, Tensor, Tensor | None, Tensor | None, Options], tuple[Tensor, Tensor]]
-# (grad, form, value, mask, seed, out, lse, options, needs_mask_grad) -> the gradients
-Backward = Callable[
-    [Tensor, bilinear.Bilinear, Tensor, Tensor | None, Tensor | None, Tensor, Tensor, Options, bool], Gradients
-]
+class Saved(NamedTuple):
+    """What a forward gives: the output, and what the weights are made of again, P_ijr = exp(s_ijr - peak_i) / total_i.
+
+    The two are kept apart because their log-sum-exp, rounded to float32, would be off by more than the weights are.
+    """
+
+    out: Tensor  # h (B, H, L, E)
+    peak: Tensor  # the largest score (B, H, L), in the kernel's own units; +inf for a query with no key left
+    total: Tensor  # the sum of exp(s - peak) (B, H, L); 1 for a query with no key left
+
+
+# (form, value, mask, seed, options) -> what is saved
+Forward = Callable[[bilinear.Bilinear, Tensor, Tensor | None, Tensor | None, Options], Saved]
+# (grad, form, value, mask, seed, saved, options, needs_mask_grad) -> the gradients
+Backward = Callable[[Tensor, bilinear.Bilinear, Tensor, Tensor | None, Tensor | None, Saved, Options, bool], Gradients]
 
 
 def attention(name: str, call: Call) -> Tensor:
@@ -48,7 +57,7 @@ def attention(name: str, call: Call) -> Tensor:
     # on the CPU, where it can be read without waiting for a device
     seed = torch.randint(2**62, (1,), device="cpu") if call.dropout_p > 0 else None
     operator = getattr(torch.ops.mgk, f"{name}_forward")
-    out, _ = operator(*form, call.value, call.attn_mask, seed, call.is_hard, call.is_causal, call.dropout_p)
+    out, _, _ = operator(*form, call.value, call.attn_mask, seed, call.is_hard, call.is_causal, call.dropout_p)
     return out
 
 
@@ -60,10 +69,10 @@ _OPTIONS = "bool is_hard, bool is_causal, float dropout_p"
 
 def register(name: str, forward: Forward, backward: Backward) -> None:
     """Define ``mgk::{name}_forward`` and ``mgk::{name}_backward``, with fake implementations and autograd."""
-    _library.define(f"{name}_forward({_INPUTS}, {_OPTIONS}) -> (Tensor, Tensor)")
+    _library.define(f"{name}_forward({_INPUTS}, {_OPTIONS}) -> (Tensor, Tensor, Tensor)")
     _library.define(
-        f"{name}_backward(Tensor grad, {_INPUTS}, Tensor out, Tensor lse, {_OPTIONS}, bool needs_mask_grad)"
-        " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
+        f"{name}_backward(Tensor grad, {_INPUTS}, Tensor out, Tensor peak, Tensor total, {_OPTIONS},"
+        " bool needs_mask_grad) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
     )
     _library.impl(f"{name}_forward", _flat_forward(forward), "CompositeExplicitAutograd")
     _library.impl(f"{name}_backward", _flat_backward(backward), "CompositeExplicitAutograd")
@@ -75,7 +84,7 @@ def register(name: str, forward: Forward, backward: Backward) -> None:
     torch.library.register_autograd(f"mgk::{name}_backward", _no_second_derivative(name), lib=_library)
 
 
-def _flat_forward(forward: Forward) -> Callable[..., tuple[Tensor, Tensor]]:
+def _flat_forward(forward: Forward) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
     def flat(
         query: Tensor,
         keys: Tensor,
@@ -87,7 +96,7 @@ def _flat_forward(forward: Forward) -> Callable[..., tuple[Tensor, Tensor]]:
         is_hard: bool,
         is_causal: bool,
         dropout_p: float,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor]:
         options = Options(is_hard, is_causal, dropout_p)
         return forward(bilinear.Bilinear(query, keys, row, column), value, mask, seed, options)
 
@@ -105,7 +114,8 @@ def _flat_backward(backward: Backward) -> Callable[..., tuple[Tensor, ...]]:
         mask: Tensor | None,
         seed: Tensor | None,
         out: Tensor,
-        lse: Tensor,
+        peak: Tensor,
+        total: Tensor,
         is_hard: bool,
         is_causal: bool,
         dropout_p: float,
@@ -113,7 +123,7 @@ def _flat_backward(backward: Backward) -> Callable[..., tuple[Tensor, ...]]:
     ) -> tuple[Tensor, ...]:
         form = bilinear.Bilinear(query, keys, row, column)
         options = Options(is_hard, is_causal, dropout_p)
-        gradients = backward(grad, form, value, mask, seed, out, lse, options, needs_mask_grad)
+        gradients = backward(grad, form, value, mask, seed, Saved(out, peak, total), options, needs_mask_grad)
         # an operator has no optional results
         return tuple(query.new_empty(0) if x is None else x for x in gradients)
 
@@ -122,8 +132,9 @@ def _flat_backward(backward: Backward) -> Callable[..., tuple[Tensor, ...]]:
 
 def _fake_forward(
     query: Tensor, keys: Tensor, row: Tensor | None, column: Tensor, value: Tensor, *others: object
-) -> tuple[Tensor, Tensor]:
-    return query.new_empty(*query.shape[:3], value.shape[-1]), query.new_empty(query.shape[:3])
+) -> tuple[Tensor, Tensor, Tensor]:
+    per_query = query.shape[:3]
+    return query.new_empty(*per_query, value.shape[-1]), query.new_empty(per_query), query.new_empty(per_query)
 
 
 def _fake_backward(
@@ -150,12 +161,12 @@ def _setup_context(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
 
 
 def _autograd_backward(name: str) -> Callable[..., tuple[Tensor | None, ...]]:
-    def backward(ctx, grad, grad_lse):  # type: ignore[no-untyped-def]
-        *inputs, out, lse = ctx.saved_tensors
+    def backward(ctx, grad, *unused):  # type: ignore[no-untyped-def]
+        *inputs, out, peak, total = ctx.saved_tensors
         needs_mask_grad = inputs[5] is not None and ctx.needs_input_grad[5]
         operator = getattr(torch.ops.mgk, f"{name}_backward")
         with without_autocast(out):
-            gradients = operator(grad, *inputs, out, lse, *ctx.options, needs_mask_grad)
+            gradients = operator(grad, *inputs, out, peak, total, *ctx.options, needs_mask_grad)
         is_wanted = [True, True, inputs[2] is not None, True, True, needs_mask_grad]
         given = [gradient if wanted else None for gradient, wanted in zip(gradients, is_wanted, strict=True)]
         return *given, None, None, None, None

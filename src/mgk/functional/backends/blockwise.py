@@ -2,8 +2,8 @@
 
 Forward, for a block of queries, over the blocks of keys: m <- max(m, s), p_ij = sum_r exp(s_ijr - m_i) (soft) or
 exp(max_r s_ijr - m_i) (hard), l <- l exp(m_old - m) + sum_j p_ij, o likewise with p_ij v_j; h = o / l.
-Backward recomputes the scores from lse = m + log l: with P_ijr = exp(s_ijr - lse_i), dP_ij = dh_i . v_j and
-delta_i = dh_i . h_i, ds_ijr = P_ijr (dP_ij - delta_i), for the winner alone when the E-step is hard.
+Backward recomputes the scores: with P_ijr = exp(s_ijr - m_i) / l_i, dP_ij = dh_i . v_j and delta_i = dh_i . h_i,
+ds_ijr = P_ijr (dP_ij - delta_i), for the winner alone when the E-step is hard.
 """
 
 import torch
@@ -13,9 +13,10 @@ from mgk.functional import bilinear, operators
 from mgk.functional.bilinear import Bilinear
 from mgk.functional.blocks import block_number, blocks
 from mgk.functional.call import Call
-from mgk.functional.operators import Gradients, Options
+from mgk.functional.operators import Gradients, Options, Saved
 
 NAME = "blockwise"
+SHORT_SUM = 64
 
 
 def refusal(call: Call) -> str | None:
@@ -29,14 +30,12 @@ def attention(call: Call) -> Tensor:
     return operators.attention(NAME, call)
 
 
-def _forward(
-    form: Bilinear, value: Tensor, mask: Tensor | None, seed: Tensor | None, options: Options
-) -> tuple[Tensor, Tensor]:
+def _forward(form: Bilinear, value: Tensor, mask: Tensor | None, seed: Tensor | None, options: Options) -> Saved:
     query = form.query
     out = query.new_empty(*query.shape[:3], value.shape[-1])
-    lse = query.new_empty(query.shape[:3])
+    peaks, totals = query.new_empty(query.shape[:3]), query.new_empty(query.shape[:3])
     for rows, column_blocks in blocks(form, options.is_causal):
-        peak = torch.full_like(lse[:, :, rows], -torch.inf)  # (B, H, l)
+        peak = torch.full_like(peaks[:, :, rows], -torch.inf)  # (B, H, l)
         total = torch.zeros_like(peak)
         numerator = torch.zeros_like(out[:, :, rows])
         for columns in column_blocks:
@@ -50,13 +49,14 @@ def _forward(
             total = total * decay + weights.sum(-1)
             if seed is not None:
                 weights *= _kept(seed, options.dropout_p, weights, form, rows, columns)
-            numerator = numerator * decay.unsqueeze(-1) + weights @ value[:, :, columns]
+            numerator = numerator * decay.unsqueeze(-1) + _in_short_sums(weights, value[:, :, columns])
             peak = new_peak
         empty = total == 0
-        out[:, :, rows] = numerator / total.masked_fill(empty, 1.0).unsqueeze(-1)
-        # +inf makes exp(s - lse) zero in the backward of a query with no key left
-        lse[:, :, rows] = (peak + total.log()).masked_fill_(empty, torch.inf)
-    return out, lse
+        totals[:, :, rows] = total.masked_fill_(empty, 1.0)
+        # +inf makes exp(s - peak) zero in the backward of a query with no key left
+        peaks[:, :, rows] = peak.masked_fill(empty, torch.inf)
+        out[:, :, rows] = numerator / total.unsqueeze(-1)
+    return Saved(out, peaks, totals)
 
 
 def _backward(
@@ -65,8 +65,7 @@ def _backward(
     value: Tensor,
     mask: Tensor | None,
     seed: Tensor | None,
-    out: Tensor,
-    lse: Tensor,
+    saved: Saved,
     options: Options,
     needs_mask_grad: bool,
 ) -> Gradients:
@@ -75,14 +74,15 @@ def _backward(
     d_query, d_keys, d_column, d_value = grads
     d_row = None if row is None else torch.zeros_like(row)
     d_mask = torch.zeros_like(mask) if mask is not None and needs_mask_grad else None
-    delta = (grad * out).sum(-1, keepdim=True)
+    grad = grad / saved.total.unsqueeze(-1)  # dP, delta and dv are linear in it, so no weight needs to be divided
+    delta = (grad * saved.out).sum(-1, keepdim=True)
     for rows, column_blocks in blocks(form, options.is_causal):
-        block_grad, block_lse = grad[:, :, rows], lse[:, :, None, rows, None]
+        block_grad, block_peak = grad[:, :, rows], saved.peak[:, :, None, rows, None]
         for columns in column_blocks:
             scores = bilinear.scores_of_block(form, mask, options.is_causal, rows, columns)
             if options.is_hard:
                 scores, winner = scores.max(2, keepdim=True)
-            weights = scores.sub_(block_lse).exp_()  # P_ijr (B, H, M, l, s), M = 1 when hard
+            weights = scores.sub_(block_peak).exp_()  # l_i P_ijr (B, H, M, l, s), M = 1 when hard
             d_weights = block_grad @ value[:, :, columns].mT  # (B, H, l, s)
             used = weights.sum(2) if weights.shape[2] > 1 else weights[:, :, 0]
             if seed is not None:
@@ -103,6 +103,14 @@ def _backward(
             d_query[:, :, rows] += (d_scores @ keys[:, :, :, columns]).sum(2)
             d_keys[:, :, :, columns] += d_scores.mT @ query[:, :, None, rows]
     return Gradients(d_query, d_keys, d_row, d_column, d_value, d_mask)
+
+
+def _in_short_sums(weights: Tensor, value: Tensor) -> Tensor:
+    """weights @ value, summed 64 positions at a time: delta needs an output more precise than one long sum gives."""
+    if weights.shape[-1] % SHORT_SUM:
+        return weights @ value
+    parts = weights.unflatten(-1, (-1, SHORT_SUM)).movedim(-2, 2) @ value.unflatten(2, (-1, SHORT_SUM))
+    return parts.sum(2)
 
 
 def _kept(seed: Tensor, dropout_p: float, like: Tensor, form: Bilinear, rows: slice, columns: slice) -> Tensor:

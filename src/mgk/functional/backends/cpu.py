@@ -10,7 +10,7 @@ from torch import Tensor
 from mgk.functional import kernels, operators
 from mgk.functional.bilinear import Bilinear
 from mgk.functional.call import Call
-from mgk.functional.operators import Gradients, Options
+from mgk.functional.operators import Gradients, Options, Saved
 
 NAME = "cpu"
 
@@ -52,15 +52,13 @@ def _fake_decode(query: Tensor, keys: Tensor, shifts: Tensor | None, value: Tens
     return value.new_empty(*query.shape[:3], value.shape[-1])
 
 
-def _forward(
-    form: Bilinear, value: Tensor, mask: Tensor | None, seed: Tensor | None, options: Options
-) -> tuple[Tensor, Tensor]:
+def _forward(form: Bilinear, value: Tensor, mask: Tensor | None, seed: Tensor | None, options: Options) -> Saved:
     form, value = kernels.contiguous(form), value.contiguous()
     out = value.new_empty(*form.query.shape[:3], value.shape[-1])
-    lse = value.new_empty(form.query.shape[:3])
+    peak, total = value.new_empty(form.query.shape[:3]), value.new_empty(form.query.shape[:3])
     fields = _fields(form, value, mask, seed, options)
-    kernels.run("forward", form, options, **fields, out=out, lse=lse)
-    return out, lse
+    kernels.run("forward", form, options, **fields, out=out, peak=peak, total=total)
+    return Saved(out, peak, total)
 
 
 def _backward(
@@ -69,8 +67,7 @@ def _backward(
     value: Tensor,
     mask: Tensor | None,
     seed: Tensor | None,
-    out: Tensor,
-    lse: Tensor,
+    saved: Saved,
     options: Options,
     needs_mask_grad: bool,
 ) -> Gradients:
@@ -80,7 +77,7 @@ def _backward(
     d_row = None if form.row is None else torch.empty_like(form.row)
     gradients = {"d_query": d_query, "d_keys": d_keys, "d_row": d_row, "d_column": d_column, "d_value": d_value}
     fields = _fields(form, value, mask, seed, options)
-    kernels.run("backward", form, options, **fields, **gradients, grad=grad, out=out, lse=lse)
+    kernels.run("backward", form, options, **fields, **gradients, grad=grad, **saved._asdict())
     return Gradients(d_query, d_keys, d_row, d_column, d_value, None)
 
 

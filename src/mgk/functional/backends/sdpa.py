@@ -9,6 +9,8 @@ sum_r u_ir numerator_ir / sum_r u_ir denominator_ir. u.w vanishes in floating po
 so such calls take identity 1.
 """
 
+import math
+
 import torch
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
@@ -50,12 +52,12 @@ def attention(call: Call) -> Tensor:
     if _fits_bfloat16(call):
         return _split_bias(call)
     call = call.at_full_precision()
-    form = bilinear.from_call(call)
+    form = _near_zero(bilinear.from_call(call))
     if form.row is None:
         return _all_components(call, form)
     if _may_factor(form):
         return _factored(call, form)
-    return _all_components(call, bilinear.from_call(call.with_expanded_keys()))
+    return _all_components(call, _near_zero(bilinear.from_call(call.with_expanded_keys())))
 
 
 def _is_softmax(call: Call) -> bool:
@@ -68,6 +70,11 @@ def _is_softmax(call: Call) -> bool:
         and not isinstance(call.variance, Tensor)
         and not (call.is_causal and call.has_key_mask)
     )
+
+
+def _near_zero(form: Bilinear) -> Bilinear:
+    """The form less log(M S): the kernels save a log-sum-exp in float32, which is finer near 0."""
+    return form._replace(column=form.column - math.log(form.column.shape[2] * form.column.shape[3]))
 
 
 def _all_components(call: Call, form: Bilinear) -> Tensor:
