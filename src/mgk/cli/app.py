@@ -5,11 +5,12 @@ from typing import Annotated
 import typer
 
 from mgk import __version__
-from mgk.cli import bench
+from mgk.cli import bench, data
 
 # Plain help and errors: a message stays one line to search for, and a bug shows Python's own traceback.
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 app.add_typer(bench.app, name="bench")
+app.add_typer(data.app, name="data")
 
 
 def _show_version(wanted: bool) -> None:
