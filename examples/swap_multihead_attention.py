@@ -1,18 +1,21 @@
 """Swap ``nn.MultiheadAttention`` for ``MixtureAttention`` with half the heads, and train both on the same task.
 
-The task is associative recall: 24 tokens each carry a key and a value, the last token carries a key alone, and the model
-names the value that went with it. Run it with ``make demo`` or ``python examples/swap_multihead_attention.py``.
+The task is associative recall: 24 tokens each carry a key and a value, the last token carries a key alone, and the
+model names the value that went with it. Run it with ``make demo`` or ``python examples/swap_multihead_attention.py``.
 """
 
 import argparse
 import time
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from mgk.nn import MixtureAttention
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 EMBED_DIM, NUM_KEYS, NUM_VALUES, NUM_PAIRS = 64, 48, 16, 24
 

@@ -33,7 +33,7 @@ _FUNCTIONS = (
     "responsibilities",
     "shifted_mixture_attention",
 )
-_SUBPACKAGES = ("functional", "nn")
+_SUBPACKAGES = ("data", "functional", "nn")
 
 __all__ = [*_FUNCTIONS, *_SUBPACKAGES, "__version__"]
 

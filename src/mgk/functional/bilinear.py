@@ -63,12 +63,20 @@ def _shifted(call: Call) -> Bilinear:
     centre = call.centre()
     mean_shift = call.shifts.detach().mean(1, keepdim=True)  # (H, 1, D)
     keys = call.keys - centre.unsqueeze(2)
-    shifts = (call.shifts - mean_shift)[None, :, :, None]  # (1, H, M, 1, D)
-    query = (call.query - centre - mean_shift) / call.variance
-    row = (query.unsqueeze(2) @ shifts.mT).squeeze(-1)
-    # |k_j + b_r|^2 / 2, the shift's part apart: the same arithmetic for every r, so equal shifts tie exactly
-    half_norm = keys.square().sum(-1) / 2 + (keys @ shifts.mT).squeeze(-1) + shifts.square().sum(-1) / 2
-    return Bilinear(query, keys, row, -half_norm / call.variance)
+    shifts = call.shifts - mean_shift
+    query = (call.query - (centre + mean_shift)) / call.variance
+    along_keys = _along_shifts(keys.squeeze(2), shifts, call.is_hard)
+    half_norm = (
+        keys.square().sum(-1) + shifts.square().sum(-1)[None, :, :, None]
+    ) / 2 + along_keys  # |k_j + b_r|^2 / 2
+    return Bilinear(query, keys, _along_shifts(query, shifts, call.is_hard), -half_norm / call.variance)
+
+
+def _along_shifts(x: Tensor, shifts: Tensor, may_tie: bool) -> Tensor:
+    """x_i . b_r (B, H, M, L), of x (B, H, L, D) and shifts (H, M, D)."""
+    if may_tie:  # a product for each r: in one product equal shifts may round differently, and a tie would be lost
+        return (x.unsqueeze(2) @ shifts[None, :, :, :, None]).squeeze(-1)
+    return (x @ shifts.mT).transpose(2, 3)
 
 
 def scores_of_block(form: Bilinear, mask: Tensor | None, is_causal: bool, queries: slice, keys: slice) -> Tensor:

@@ -106,7 +106,7 @@ def _backward(
 
 
 def _in_short_sums(weights: Tensor, value: Tensor) -> Tensor:
-    """The product weights @ value, summed 64 positions at a time: delta needs an output more precise than one long sum gives."""
+    """The product weights @ value, 64 positions at a time: delta needs it more precise than one long sum gives."""
     if weights.shape[-1] % SHORT_SUM:
         return weights @ value
     parts = weights.unflatten(-1, (-1, SHORT_SUM)).movedim(-2, 2) @ value.unflatten(2, (-1, SHORT_SUM))

@@ -1,0 +1,137 @@
+"""Prepares a data set once; a second time with the same options and files there is nothing to do."""
+
+import errno
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from mgk.data.catalog import Task, find_task
+from mgk.data.errors import DataError, UsageError
+from mgk.data.folders import data_folder
+from mgk.data.job import Job, OnStep
+from mgk.data.manifest import Manifest, changed_sources, damage, read_manifest
+from mgk.data.sources import Source
+from mgk.data.writer import writing
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A set that is ready: its folder, its manifest, and why it was prepared anew, if it was."""
+
+    folder: Path
+    manifest: Manifest
+    is_new: bool
+    reasons: list[str]
+
+
+def prepare(
+    name: str,
+    source: Path | None = None,
+    *,
+    out: Path | None = None,
+    options: Mapping[str, Any] | None = None,
+    workers: int = 1,
+    on_step: OnStep = lambda done, total: None,
+) -> Prepared:
+    """Make the set of a task ready in ``out``/``name``.
+
+    Args:
+        name: the task's.
+        source: a folder or archive with its files in their official layout; None generates it, where that is how it is
+            made, or takes what is prepared already.
+        out: the folder of all sets; the data folder if not given.
+        options: of the task, by name; those not given have their defaults.
+        workers: processes that may generate; the result does not depend on them.
+        on_step: called with how many steps of how many are done.
+
+    Returns:
+        The set.
+    """
+    task = find_task(name)
+    if source is not None and task.is_synthetic:
+        raise UsageError(f"{name} is made up here and takes no source")
+    chosen = checked_options(task, source is not None, options or {})
+    files = Source(source, on_step) if source is not None else None
+    folder = (data_folder() if out is None else out) / name
+    manifest, reasons = _state(folder, task, chosen, files)
+    if manifest is not None and not reasons:
+        return Prepared(folder, manifest, False, [])
+    module = import_module(f"mgk.data.{task.module}")
+    if files is None and not task.is_generated:
+        raise UsageError("; ".join([*reasons, f"{name} is not prepared: {task.how_to_get()}"]))
+    with writing(folder, name, chosen, synthetic=task.is_synthetic) as writer:
+        try:
+            module.prepare(writer, Job(task, files, chosen, workers, on_step))
+        except OSError as error:
+            raise _named(error, folder) from None
+        writer.sources.extend(files.fingerprints() if files else [])
+    done = read_manifest(folder)
+    assert done is not None
+    return Prepared(folder, done, True, reasons)
+
+
+def prepared(name: str, folder: Path | None = None) -> tuple[Path, Manifest]:
+    """The folder and manifest of a set that is whole; a made-up sample is made when it is not there yet."""
+    task = find_task(name)
+    place = (data_folder() if folder is None else folder) / name
+    manifest = read_manifest(place)
+    if manifest is None and task.is_synthetic:
+        manifest = prepare(name, out=folder).manifest
+    if manifest is None:
+        raise DataError(f"{name} is not prepared in {str(place.parent)!r}: {task.how_to_get()}")
+    wrong = damage(place, manifest, thorough=False)
+    if wrong:
+        raise DataError(f"{wrong[0]}; prepare {name} anew")
+    return place, manifest
+
+
+def present(name: str, *, out: Path | None = None, options: Mapping[str, Any] | None = None) -> Prepared | None:
+    """The set as it is, if it was prepared from files with these options and is whole."""
+    task = find_task(name)
+    folder = (data_folder() if out is None else out) / name
+    manifest, reasons = _state(folder, task, checked_options(task, True, options or {}), None)
+    return None if manifest is None or reasons else Prepared(folder, manifest, False, [])
+
+
+def checked_options(task: Task, has_source: bool, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Every option of the task: as given, checked, or its default."""
+    names = tuple(task.options)
+    if has_source and task.source_options is not None:
+        names = task.source_options
+    for name, value in given.items():
+        if name not in names:
+            kind = " read from files" if name in task.options else ""
+            known = f"it has {', '.join(names)}" if names else "it has none"
+            raise UsageError(f"{task.name}{kind} has no option {name!r}; {known}")
+        default = task.options[name]
+        if type(value) is not type(default) or (isinstance(value, int) and value < 0):
+            wanted = "a whole number, 0 or more" if isinstance(default, int) else "a word"
+            raise UsageError(f"the option {name!r} of {task.name} must be {wanted}, got {value!r}")
+    return {name: given.get(name, task.options[name]) for name in names}
+
+
+def _state(
+    folder: Path, task: Task, options: dict[str, Any], files: Source | None
+) -> tuple[Manifest | None, list[str]]:
+    """The present manifest, and why it does not serve."""
+    try:
+        manifest = read_manifest(folder)
+    except DataError as error:
+        return None, [str(error)]
+    if manifest is None:
+        return None, []
+    reasons = damage(folder, manifest, thorough=False)
+    if manifest.options != options or (task.is_generated and bool(manifest.sources["files"]) != (files is not None)):
+        reasons.append(f"{folder}: prepared with other options")
+    elif files is not None and not reasons:
+        changed = changed_sources(folder, manifest, files.path)
+        reasons.extend(f"{path}: this source is not what the set was made from" for path in changed)
+    return manifest, reasons
+
+
+def _named(error: OSError, folder: Path) -> DataError:
+    """Of a disk that is full or a file that cannot be read."""
+    place = error.filename or (folder if error.errno in (errno.ENOSPC, errno.EDQUOT) else "a file")
+    return DataError(f"{place}: {error.strerror or error}")

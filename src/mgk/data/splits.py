@@ -1,0 +1,57 @@
+"""The arrays of one prepared split, mapped into memory on first use."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mgk.data.errors import UsageError, fail
+from mgk.data.manifest import Manifest
+from mgk.data.preparation import prepared
+
+
+class Split:
+    """One split of a prepared set. Cheap to send to the workers of a ``DataLoader``: each maps the files itself."""
+
+    def __init__(self, folder: Path, manifest: Manifest, name: str) -> None:
+        if name not in manifest.splits:
+            hint = "; LRA uses 'test', or prepare it with a 'validation' option" if name == "validation" else ""
+            raise UsageError(f"{manifest.task} has no split {name!r}, only {', '.join(manifest.splits)}{hint}")
+        self.folder, self.manifest, self.name = folder, manifest, name
+        self._open: dict[str, NDArray[Any]] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_open": {}}
+
+    def __contains__(self, array: str) -> bool:
+        return array in self.manifest.splits[self.name]
+
+    def __getitem__(self, array: str) -> NDArray[Any]:
+        if array not in self._open:
+            spec = self.manifest.splits[self.name][array]
+            path = self.folder / self.manifest.build / spec.file
+            try:
+                self._open[array] = np.memmap(path, spec.dtype, "r", shape=spec.shape)
+            except (OSError, ValueError) as error:
+                fail(str(path), f"cannot be mapped ({error}); the set was replaced or damaged")
+        return self._open[array]
+
+
+class MappedTokens:
+    """The tokens of running text. As cheap to send as its split, where an array would be sent whole."""
+
+    def __init__(self, split: Split) -> None:
+        self._split = split
+
+    def __len__(self) -> int:
+        return self._split.manifest.examples(self._split.name)
+
+    def __getitem__(self, piece: slice) -> NDArray[Any]:
+        tokens: NDArray[Any] = self._split["tokens"][piece]
+        return tokens
+
+
+def open_split(name: str, split: str, folder: Path | None = None) -> Split:
+    """A split of a prepared set; the error of one that is absent says how to get it."""
+    return Split(*prepared(name, folder), split)

@@ -1,0 +1,99 @@
+import io
+import os
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+from official_layouts import pack, write_imdb, write_wikitext
+
+from mgk.data import DataError, UsageError, prepare
+from mgk.data.sources import Source
+
+
+def names(source: Path, pattern: str = r".*\.txt") -> list[str]:
+    return [file.name for file in Source(source).files(pattern)]
+
+
+def hostile_tar(path: Path) -> None:
+    with tarfile.open(path, "w:gz") as archive:
+        for name in ("../harm.txt", "/tmp/mgk-harm.txt", "a/../../harm.txt", "good.txt"):
+            member = tarfile.TarInfo(name)
+            member.size = 4
+            archive.addfile(member, io.BytesIO(b"evil"))
+        link = tarfile.TarInfo("link.txt")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        archive.addfile(link)
+
+
+def hostile_zip(path: Path) -> None:
+    with zipfile.ZipFile(path, "w") as archive:
+        for name in ("../harm.txt", "/tmp/mgk-harm.txt", "a/../../harm.txt", "good.txt"):
+            archive.writestr(name, "evil")
+
+
+@pytest.mark.parametrize(("name", "write"), [("evil.tar.gz", hostile_tar), ("evil.zip", hostile_zip)])
+def test_hostile_members_are_passed_over_and_nothing_is_written(tmp_path: Path, name: str, write) -> None:
+    folder = tmp_path / "inner"
+    folder.mkdir()
+    write(folder / name)
+    assert names(folder / name) == ["good.txt"]
+    assert [path.name for path in tmp_path.rglob("*")] == ["inner", name]
+    assert not Path("/tmp/mgk-harm.txt").exists()
+
+
+@pytest.mark.parametrize("ending", ["tar.gz", "tar.xz", "zip"])
+@pytest.mark.parametrize("part", [0.3, 0.95])
+def test_truncated_archives(tmp_path: Path, ending: str, part: float) -> None:
+    archive = pack(write_imdb(tmp_path, per_label=20), tmp_path / f"aclImdb.{ending}")
+    data = archive.read_bytes()
+    archive.write_bytes(data[: int(len(data) * part)])
+    with pytest.raises(DataError) as error:
+        prepare("text", archive, out=tmp_path / "out")
+    assert str(archive) in str(error.value)
+    assert "damaged or cut short at byte " in str(error.value)
+    assert list((tmp_path / "out" / "text").iterdir()) == []
+
+
+def test_a_cut_after_the_last_needed_member_is_noticed(tmp_path: Path) -> None:
+    archive = pack(write_wikitext(tmp_path), tmp_path / "wikitext.tar.gz")
+    archive.write_bytes(archive.read_bytes()[:-6])
+    with pytest.raises(DataError, match="damaged or cut short at byte"):
+        prepare("wikitext-2", archive, out=tmp_path / "out")
+
+
+@pytest.mark.parametrize("ending", ["tar.gz", "tar.xz", "zip"])
+def test_a_changed_byte_in_an_archive(tmp_path: Path, ending: str) -> None:
+    archive = pack(write_imdb(tmp_path, per_label=20), tmp_path / f"aclImdb.{ending}")
+    data = bytearray(archive.read_bytes())
+    place = len(data) // 3
+    data[place : place + 8] = bytes(255 - byte for byte in data[place : place + 8])
+    archive.write_bytes(data)
+    with pytest.raises(DataError):
+        prepare("text", archive, out=tmp_path / "out")
+
+
+def test_an_archive_that_is_none(tmp_path: Path) -> None:
+    archive = tmp_path / "aclImdb.tar.gz"
+    archive.write_bytes(b"<html>404</html>")
+    with pytest.raises(DataError, match=r"aclImdb.tar.gz: damaged or cut short at byte \d+"):
+        prepare("text", archive, out=tmp_path / "out")
+
+
+def test_missing_sources(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="does not exist"):
+        prepare("text", tmp_path / "nowhere", out=tmp_path / "out")
+    with pytest.raises(UsageError) as error:
+        prepare("text", out=tmp_path / "out")
+    assert "fetch aclImdb_v1.tar.gz" in str(error.value)
+    assert "https://ai.stanford.edu" in str(error.value)
+    assert str(error.value).endswith("mgk data prepare text --source PATH")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_source_that_is_no_regular_file(tmp_path: Path) -> None:
+    source = write_wikitext(tmp_path)
+    (source / "wiki.test.tokens").unlink()
+    os.mkfifo(source / "wiki.test.tokens")
+    with pytest.raises(DataError, match=r"wiki.test.tokens: this is not a regular file"):
+        prepare("wikitext-2", source, out=tmp_path / "out")

@@ -1,0 +1,265 @@
+"""Prepared once: the second time is instant, damage is named, and an interruption leaves the old set."""
+
+import errno
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+from official_layouts import WIKI, write_imdb, write_wikitext
+
+from mgk.data import DataError, UsageError, load, load_tokens, prepare
+from mgk.data.manifest import damage, read_manifest
+from mgk.data.writer import _OpenArray
+
+
+def snapshot(folder: Path) -> dict[str, tuple[int, bytes]]:
+    return {
+        str(path.relative_to(folder)): (path.stat().st_mtime_ns, path.read_bytes())
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+def test_a_second_time_writes_nothing(tmp_path: Path) -> None:
+    source = write_imdb(tmp_path)
+    assert prepare("text", source, out=tmp_path / "out").is_new
+    before = snapshot(tmp_path / "out")
+    again = prepare("text", source, out=tmp_path / "out")
+    assert not again.is_new
+    assert not prepare("text", out=tmp_path / "out").is_new  # without the source, too
+    assert snapshot(tmp_path / "out") == before
+
+
+def test_the_manifest_says_what_it_was_made_from(tmp_path: Path) -> None:
+    source = write_wikitext(tmp_path)
+    ready = prepare("wikitext-2", source, out=tmp_path / "out")
+    written = json.loads((ready.folder / "manifest.json").read_text())
+    assert written["options"] == {}
+    assert written["sources"] == {"files": 3, "bytes": sum(map(len, WIKI.values()))}
+    assert written["synthetic"] is False
+    sources = json.loads((ready.folder / ready.manifest.build / "sources.json").read_text())
+    assert {Path(item["path"]).name for item in sources} == {f"wiki.{name}.tokens" for name in WIKI}
+    assert all(len(item["sha256"]) == 64 for item in sources)
+
+
+def test_a_changed_source_is_named_and_read_anew(tmp_path: Path) -> None:
+    source = write_wikitext(tmp_path)
+    first = prepare("wikitext-2", source, out=tmp_path / "out")
+    path = source / "wiki.valid.tokens"
+    content = path.read_bytes()
+    path.write_bytes(content)  # a new time, the same content
+    assert not prepare("wikitext-2", source, out=tmp_path / "out").is_new
+    path.write_bytes(content.replace(b"bird", b"bear"))
+    again = prepare("wikitext-2", source, out=tmp_path / "out")
+    assert again.is_new
+    assert again.reasons == [f"{path}: this source is not what the set was made from"]
+    assert [p.name for p in sorted(first.folder.iterdir())] == sorted([again.manifest.build, "manifest.json"])
+
+
+def test_other_options_prepare_anew(tmp_path: Path) -> None:
+    source = write_imdb(tmp_path)
+    prepare("text", source, out=tmp_path / "out")
+    again = prepare("text", source, out=tmp_path / "out", options={"validation": 2})
+    assert again.is_new
+    assert again.reasons == [f"{again.folder}: prepared with other options"]
+
+
+def test_a_damaged_file_is_noticed_and_named(tmp_path: Path) -> None:
+    source = write_wikitext(tmp_path)
+    ready = prepare("wikitext-2", source, out=tmp_path / "out")
+    path = ready.folder / ready.manifest.build / "train.tokens.bin"
+    content = path.read_bytes()
+
+    path.write_bytes(content[:-2])
+    with pytest.raises(DataError, match=r"train.tokens.bin: \d+ bytes instead of \d+; prepare wikitext-2 anew"):
+        load("wikitext-2", "train", folder=tmp_path / "out")
+
+    path.write_bytes(b"\1" + content[1:])
+    with pytest.raises(DataError, match=r"train.tokens.bin: the content is not what was prepared"):
+        load("wikitext-2", "train", folder=tmp_path / "out")
+    again = prepare("wikitext-2", source, out=tmp_path / "out")
+    assert again.is_new
+    assert "train.tokens.bin: the content is not what was prepared" in again.reasons[0]
+    assert path.read_bytes() == content
+
+    status = path.stat()
+    path.write_bytes(b"\1" + content[1:])
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))  # a disk's fault leaves the time as it was
+    assert damage(again.folder, again.manifest, thorough=False) == []
+    assert len(damage(again.folder, again.manifest, thorough=True)) == 1
+
+    path.unlink()
+    with pytest.raises(DataError, match=r"train.tokens.bin: this file of the prepared set is missing"):
+        load("wikitext-2", "train", folder=tmp_path / "out")
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 99}', '{"format": 1}', '{"format": 1, "splits": 3}'])
+def test_a_damaged_manifest(tmp_path: Path, text: str) -> None:
+    source = write_wikitext(tmp_path)
+    ready = prepare("wikitext-2", source, out=tmp_path / "out")
+    (ready.folder / "manifest.json").write_text(text)
+    with pytest.raises(DataError, match=r"manifest.json: this"):
+        load("wikitext-2", "train", folder=tmp_path / "out")
+    assert prepare("wikitext-2", source, out=tmp_path / "out").is_new
+
+
+def test_absent_sets_say_how_to_get_them(tmp_path: Path) -> None:
+    with pytest.raises(DataError) as error:
+        load("retrieval", "train", folder=tmp_path)
+    assert "fetch lra_release.gz" in str(error.value)
+    assert str(error.value).endswith("mgk data prepare retrieval --source PATH")
+    with pytest.raises(DataError, match=r"run: mgk data prepare listops$"):
+        load("listops", "train", folder=tmp_path)
+
+
+def test_bad_requests(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="there is no task 'listop'; did you mean 'listops'"):
+        prepare("listop", out=tmp_path)
+    with pytest.raises(UsageError, match="text has no option 'train'; it has seed, validation"):
+        prepare("text", write_imdb(tmp_path), out=tmp_path / "out", options={"train": 3})
+    with pytest.raises(UsageError, match="listops read from files has no option 'train'; it has none"):
+        prepare("listops", tmp_path, out=tmp_path / "out", options={"train": 3})
+    with pytest.raises(UsageError, match="must be a whole number, 0 or more, got -1"):
+        prepare("listops", out=tmp_path / "out", options={"train": -1})
+    with pytest.raises(UsageError, match="max_length must be at least 1"):
+        load("synthetic-text", "train", folder=tmp_path, max_length=0)
+
+
+def test_unwritable_folders(tmp_path: Path) -> None:
+    source = write_wikitext(tmp_path)
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(DataError, match=r"cannot write '.*file/wikitext-2': Not a directory"):
+        prepare("wikitext-2", source, out=tmp_path / "file")
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o500)
+    if not os.access(closed, os.W_OK):  # as root everything is writable
+        with pytest.raises(DataError, match=r"cannot write '.*closed/wikitext-2': Permission denied"):
+            prepare("wikitext-2", source, out=closed)
+
+
+def test_a_full_disk_leaves_the_old_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = write_wikitext(tmp_path)
+    prepare("wikitext-2", source, out=tmp_path / "out")
+    before = snapshot(tmp_path / "out")
+    (source / "wiki.test.tokens").write_bytes(b"new \n")
+
+    def full(self: _OpenArray, rows: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(_OpenArray, "append", full)
+    with pytest.raises(DataError, match=r"cannot write '.*tokens.bin': No space left on device"):
+        prepare("wikitext-2", source, out=tmp_path / "out")
+    assert snapshot(tmp_path / "out") == before
+
+
+def test_a_limit_of_the_system_while_writing(tmp_path: Path) -> None:
+    """The real thing: writes beyond a size fail in the middle of the job."""
+    program = """
+        import resource, signal, sys
+        from pathlib import Path
+        from mgk.data import DataError, prepare
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
+        try:
+            prepare("synthetic-image", out=Path(sys.argv[1]))
+        except DataError as error:
+            print(error)
+    """
+    assert resource.RLIMIT_FSIZE is not None
+    result = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program), str(tmp_path)], capture_output=True, text=True, check=True
+    )
+    assert "bin': File too large" in result.stdout
+    assert list((tmp_path / "synthetic-image").iterdir()) == []
+
+
+INTERRUPTED = """
+    import sys, time
+    from pathlib import Path
+    import mgk.data.writer as writer
+    from mgk.data import prepare
+    stage, out, source = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
+
+    def stop(*arguments, **options):
+        print("now", flush=True)
+        time.sleep(60)
+
+    if stage == "arrays":
+        writer.SetWriter.add_file = stop
+    elif stage == "placed":
+        writer._write_manifest = stop
+    else:
+        writer.shutil.rmtree = stop
+    prepare("wikitext-2", source, out=out)
+"""
+
+
+@pytest.mark.parametrize("with_old", [False, True])
+@pytest.mark.parametrize("stage", ["arrays", "placed", "published"])
+def test_killed_at_any_moment_it_leaves_the_old_or_the_new_set(tmp_path: Path, stage: str, with_old: bool) -> None:
+    source, out = write_wikitext(tmp_path), tmp_path / "out"
+    old = []
+    if with_old:
+        prepare("wikitext-2", source, out=out)
+        old = load_tokens("wikitext-2", "test", folder=out).tolist()
+        (source / "wiki.test.tokens").write_bytes(b"the cat sat on the mat \n")
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(INTERRUPTED), stage, str(out), str(source)], stdout=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"now\n"
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+
+    manifest = read_manifest(out / "wikitext-2")
+    if stage == "published":
+        assert manifest is not None
+        assert load_tokens("wikitext-2", "test", folder=out).tolist() != old
+    elif with_old:
+        assert load_tokens("wikitext-2", "test", folder=out).tolist() == old
+    else:
+        assert manifest is None
+    if manifest is not None:
+        assert damage(out / "wikitext-2", manifest, thorough=True) == []
+    prepare("wikitext-2", source, out=out)
+    assert damage(out / "wikitext-2", read_manifest(out / "wikitext-2"), thorough=True) == []
+
+
+def test_what_a_killed_process_left_is_removed_after_a_day(tmp_path: Path) -> None:
+    folder = tmp_path / "synthetic-text"
+    for name, age in (
+        (".unfinished-old", 90_000),
+        (".unfinished-new", 10),
+        ("0123456789abcdef", 90_000),
+        ("mine", 90_000),
+    ):
+        (folder / name).mkdir(parents=True)
+        os.utime(folder / name, (time.time() - age,) * 2)
+    prepare("synthetic-text", out=tmp_path)
+    left = sorted(path.name for path in folder.iterdir())
+    assert [name for name in left if len(name) != 16] == [".unfinished-new", "manifest.json", "mine"]
+    assert "0123456789abcdef" not in left
+
+
+def test_two_processes_at_once(tmp_path: Path) -> None:
+    """As the ranks of torchrun, which all find no sample and make it."""
+    program = "import sys; from pathlib import Path; from mgk.data import load\n"
+    program += "print(len(load('synthetic-text', 'train', folder=Path(sys.argv[1]))[0]['input_ids']))"
+    processes = [
+        subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    outputs = {process.communicate(timeout=60)[0] for process in processes}
+    assert [process.returncode for process in processes] == [0, 0]
+    assert len(outputs) == 1
+    folder = tmp_path / "synthetic-text"
+    assert damage(folder, read_manifest(folder), thorough=True) == []
+    assert len(list(folder.iterdir())) == 2
