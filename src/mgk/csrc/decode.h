@@ -38,34 +38,39 @@ struct Decoder {
         return sum;
     }
 
-    T at(const void* tensor, const int64_t* strides, int64_t b, int64_t h, int64_t r, int64_t j) const {
-        return static_cast<const T*>(tensor)[b * strides[0] + h * strides[1] + r * strides[2] + j * strides[3]];
-    }
-
     T mask_of(int64_t b, int64_t h, int64_t j) const {
         const int64_t where = b * p.mask_strides[0] + h * p.mask_strides[1] + j * p.mask_strides[2];
         if (p.mask_is_bool) return static_cast<const unsigned char*>(p.mask)[where] ? T(0) : NONE;
         return static_cast<const T*>(p.mask)[where];
     }
 
+    static const T* line_of(const void* tensor, const int64_t* strides, int64_t b, int64_t h, int64_t r) {
+        return static_cast<const T*>(tensor) + b * strides[0] + h * strides[1] + r * strides[2];
+    }
+
     // s_jr of `count` keys in units of log 2: [M][BLOCK], -inf beyond the last
     void scores_of(int64_t b, int64_t h, const T* queries, int64_t first, int64_t count, T* scores) const {
         for (int64_t r = 0; r < M; ++r) {
-            const T* keys = static_cast<const T*>(p.keys) + b * p.key_strides[0] + h * p.key_strides[1] +
-                            (p.shifts ? 0 : r * p.key_strides[2]);
+            const T* keys = line_of(p.keys, p.key_strides, b, h, p.shifts ? 0 : r) + first * p.key_strides[3];
             const T* x = queries + (p.shifts ? r * D : 0);
-            for (int64_t j = 0; j < BLOCK; ++j) {
-                if (j >= count) {
-                    scores[r * BLOCK + j] = NONE;
-                    continue;
-                }
-                const T* k = keys + (first + j) * p.key_strides[3];
-                const T sigma2 = at(p.variance, p.variance_strides, b, h, r, first + j);
-                T s = p.is_dot ? row_score<true>(x, k) / sigma2 : row_score<false>(x, k) / (-2 * sigma2);
-                if (p.log_prior) s += at(p.log_prior, p.prior_strides, b, h, r, first + j);
-                if (p.mask) s += mask_of(b, h, first + j);
-                scores[r * BLOCK + j] = s * T(LOG2_E);
+            T* s = scores + r * BLOCK;
+            if (p.is_dot)
+                for (int64_t j = 0; j < count; ++j) s[j] = row_score<true>(x, keys + j * p.key_strides[3]);
+            else
+                for (int64_t j = 0; j < count; ++j) s[j] = row_score<false>(x, keys + j * p.key_strides[3]);
+            const T* variance = line_of(p.variance, p.variance_strides, b, h, r) + first * p.variance_strides[3];
+            const T unit = p.is_dot ? T(LOG2_E) : T(-LOG2_E / 2);
+            if (p.variance_strides[3] == 0)
+                for (int64_t j = 0; j < count; ++j) s[j] *= unit / variance[0];
+            else
+                for (int64_t j = 0; j < count; ++j) s[j] *= unit / variance[j * p.variance_strides[3]];
+            if (p.log_prior) {
+                const T* prior = line_of(p.log_prior, p.prior_strides, b, h, r) + first * p.prior_strides[3];
+                for (int64_t j = 0; j < count; ++j) s[j] += prior[j * p.prior_strides[3]] * T(LOG2_E);
             }
+            if (p.mask)
+                for (int64_t j = 0; j < count; ++j) s[j] += mask_of(b, h, first + j) * T(LOG2_E);
+            for (int64_t j = count; j < BLOCK; ++j) s[j] = NONE;
         }
     }
 
@@ -109,16 +114,13 @@ struct Decoder {
         }
         total = total * decay + sum_of_lanes<T>(sum);
         peak = now;
-        int64_t e = 0;
-        for (; e + W <= E; e += W) {
-            V acc = load<T>(sums + e) * decay;
-            for (int64_t j = 0; j < count; ++j) acc += splat<T>(scores[j]) * load<T>(values + j * p.value_strides[2] + e);
-            store<T>(sums + e, acc);
-        }
-        for (; e < E; ++e) {
-            T acc = sums[e] * decay;
-            for (int64_t j = 0; j < count; ++j) acc += scores[j] * values[j * p.value_strides[2] + e];
-            sums[e] = acc;
+        for (int64_t e = 0; e < E; ++e) sums[e] *= decay;
+        for (int64_t j = 0; j < count; ++j) {  // row by row, as they lie in memory
+            const T* row = values + j * p.value_strides[2];
+            const V weight = splat<T>(scores[j]);
+            int64_t e = 0;
+            for (; e + W <= E; e += W) store<T>(sums + e, load<T>(sums + e) + weight * load<T>(row + e));
+            for (; e < E; ++e) sums[e] += scores[j] * row[e];
         }
     }
 

@@ -1,4 +1,4 @@
-// Work shared by threads that live as long as the call: nothing is left behind that a fork could break.
+// Work shared by the threads of PyTorch's OpenMP team, or by threads that live as long as the call.
 #pragma once
 
 #include <cstdint>
