@@ -21,6 +21,7 @@ from torch.nn.functional import scaled_dot_product_attention
 import mgk
 from mgk.bench.json_file import write_json
 from mgk.bench.machine import describe
+from mgk.bench.memory import peak_extra_bytes
 from mgk.bench.timing import compare
 
 HEADS, MIXTURES, THREADS = 4, 2, 2
@@ -35,6 +36,7 @@ class Experiment:
     setting: dict[str, Any]
     alternatives: dict[str, Callable[[], object]]
     rounds: int
+    with_memory: bool = False
 
 
 def work(function: Callable[..., Any], inputs: list[Tensor], backward: bool) -> Callable[[], object]:
@@ -100,7 +102,8 @@ def softmax_and_ours(
         usual = work(authors_formulation, [query, keys, value, prior], backward)
         alternatives = {YARDSTICK: alternatives[YARDSTICK], ours: alternatives[ours], "mgk as usually written": usual}
     setting = {"B": batch, "N": length, "D": width, "passes": "forward+backward" if backward else "forward"}
-    return Experiment(name, setting | {"padded": padded, "causal": causal}, alternatives, rounds)
+    setting |= {"padded": padded, "causal": causal}
+    return Experiment(name, setting, alternatives, rounds, with_memory=name == "length")
 
 
 def decoding() -> Experiment:
@@ -146,6 +149,13 @@ def linear() -> Experiment:
     return Experiment("linear", setting, alternatives, 7)
 
 
+def roofline() -> Experiment:
+    """What the machine can do: a large matrix product (2 * 2048^3 operations), and 2^24 exponentials by torch."""
+    a, b, x = torch.randn(2048, 2048), torch.randn(2048, 2048), torch.randn(2**24)
+    alternatives = {"sgemm of 2048^3": lambda: a @ b, "2^24 exponentials": lambda: x.exp()}
+    return Experiment("roofline", {}, alternatives, 15)
+
+
 def experiments() -> Iterator[tuple[str, Callable[[], Experiment]]]:
     """All of them by name, made when their turn comes."""
     for width in (32, 64):
@@ -161,6 +171,7 @@ def experiments() -> Iterator[tuple[str, Callable[[], Experiment]]]:
             yield "length", lambda n=length, b=backward, r=rounds: softmax_and_ours("length", 1, n, 32, b, r)  # type: ignore[misc]
     yield "decoding", decoding
     yield "linear", linear
+    yield "roofline", roofline
 
 
 def plot(rows: list[dict[str, Any]], path: Path) -> None:
@@ -204,7 +215,11 @@ def main() -> None:
         timings = compare(experiment.alternatives, first, rounds=experiment.rounds, device=device)
         print(f"{number + 1} of {len(chosen)}: {name} {experiment.setting}", flush=True)
         for alternative, timing in timings.items():
-            rows.append({"experiment": name, **experiment.setting, "alternative": alternative, **asdict(timing)})
+            row = {"experiment": name, **experiment.setting, "alternative": alternative, **asdict(timing)}
+            if experiment.with_memory:
+                peak = peak_extra_bytes(experiment.alternatives[alternative], device)
+                row["peak_extra_mb"] = None if peak is None else peak / 1e6
+            rows.append(row)
             print(f"    {alternative:50}{timing.milliseconds:10.1f} ms {timing.ratio:7.2f}"
                   f"  [{timing.ratio_min:.2f}, {timing.ratio_max:.2f}]", flush=True)  # fmt: skip
     write_json(arguments.json, {"benchmark": "kernels", "machine": asdict(describe(device)), "rows": rows})

@@ -75,7 +75,7 @@ def _shifted(call: Call) -> Bilinear:
 def _along_shifts(x: Tensor, shifts: Tensor, may_tie: bool) -> Tensor:
     """x_i . b_r (B, H, M, L), of x (B, H, L, D) and shifts (H, M, D)."""
     if may_tie:  # a product for each r: in one product equal shifts may round differently, and a tie would be lost
-        return (x.unsqueeze(2) @ shifts[None, :, :, :, None]).squeeze(-1)
+        return torch.stack([(x @ shifts[:, r, :, None]).squeeze(-1) for r in range(shifts.shape[1])], 2)
     return (x @ shifts.mT).transpose(2, 3)
 
 
