@@ -101,8 +101,8 @@ def softmax_and_ours(
         ours = "mgk soft, 4 heads"
         usual = work(authors_formulation, [query, keys, value, prior], backward)
         alternatives = {YARDSTICK: alternatives[YARDSTICK], ours: alternatives[ours], "mgk as usually written": usual}
-    setting = {"B": batch, "N": length, "D": width, "passes": "forward+backward" if backward else "forward"}
-    setting |= {"padded": padded, "causal": causal}
+    passes = "forward+backward" if backward else "forward"
+    setting = {"B": batch, "N": length, "D": width, "passes": passes, "padded": padded, "causal": causal}
     return Experiment(name, setting, alternatives, rounds, with_memory=name == "length")
 
 
@@ -152,7 +152,10 @@ def linear() -> Experiment:
 def roofline() -> Experiment:
     """What the machine can do: a large matrix product (2 * 2048^3 operations), and 2^24 exponentials by torch."""
     a, b, x = torch.randn(2048, 2048), torch.randn(2048, 2048), torch.randn(2**24)
-    alternatives = {"sgemm of 2048^3": lambda: a @ b, "2^24 exponentials": lambda: x.exp()}
+    alternatives: dict[str, Callable[[], object]] = {
+        "sgemm of 2048^3": lambda: a @ b,
+        "2^24 exponentials": lambda: x.exp(),
+    }
     return Experiment("roofline", {}, alternatives, 15)
 
 
@@ -215,7 +218,12 @@ def main() -> None:
         timings = compare(experiment.alternatives, first, rounds=experiment.rounds, device=device)
         print(f"{number + 1} of {len(chosen)}: {name} {experiment.setting}", flush=True)
         for alternative, timing in timings.items():
-            row = {"experiment": name, **experiment.setting, "alternative": alternative, **asdict(timing)}
+            row: dict[str, Any] = {
+                "experiment": name,
+                **experiment.setting,
+                "alternative": alternative,
+                **asdict(timing),
+            }
             if experiment.with_memory:
                 peak = peak_extra_bytes(experiment.alternatives[alternative], device)
                 row["peak_extra_mb"] = None if peak is None else peak / 1e6

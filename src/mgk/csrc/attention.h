@@ -122,6 +122,11 @@ struct Kernel {
         }
         alive.data[at] = any;
         if (factored) pack_factors(at);
+        if (p.shared && p.hard && !counts)  // columns relative to the first, which goes into the base
+            for (int64_t x = KEYS; x < M * KEYS; ++x) {
+                const T first_column = columns.data[at * M * KEYS + x % KEYS];
+                columns.data[at * M * KEYS + x] = first_column == NONE ? T(0) : columns.data[at * M * KEYS + x] - first_column;
+            }
     }
 
     void pack_factors(int64_t at) {
@@ -151,7 +156,7 @@ struct Kernel {
         int64_t pair, first, count;
         const T* query;  // [count][F]
         T factor[QUERIES * 8];  // factored: u_r = exp(row_r - max_r row), [count][M] for M <= 8
-        T shift[QUERIES * 8];   // shared: row_r - max_r row
+        T shift[QUERIES * 8];   // shared: row_r less what all components have in common
         T spread;
     };
 
@@ -172,8 +177,10 @@ struct Kernel {
                 low = min_of(low, x);
             }
             rows.spread = max_of(rows.spread, high - low);
+            // what all components have in common cancels: the largest is taken out, or, where they compete, the first
+            const T common = p.hard ? row_of(pair)[rows.first + i] * T(LOG2_E) : high;
             for (int64_t r = 0; r < M; ++r) {
-                const T x = row_of(pair)[r * L + rows.first + i] * T(LOG2_E) - high;
+                const T x = row_of(pair)[r * L + rows.first + i] * T(LOG2_E) - common;
                 rows.shift[i * M + r] = x;
                 rows.factor[i * M + r] = std::exp2(x);
             }
@@ -201,7 +208,7 @@ struct Kernel {
         const T zeros[KEYS] = {};
         for (int64_t r = 0; r < sources; ++r) {
             const T* start = columns.data + (at * M + r) * KEYS;
-            if (p.shared) start = by_factor ? bases.data + at * KEYS : zeros;
+            if (p.shared && !(merged && p.hard)) start = by_factor ? bases.data + at * KEYS : zeros;
             product<T>(rows.count, KEYS, F, rows.query, F, 1, keys_t.data + (at * sources + r) * F * KEYS, KEYS,
                        scores + r * QUERIES * KEYS, KEYS, start);
         }
@@ -220,13 +227,14 @@ struct Kernel {
         return components;
     }
 
-    // row_ir + column_jr
+    // row_ir + column_jr relative to the first component
     V part_of(const Rows& rows, int64_t at, int64_t i, int64_t r, int64_t v) const {
+        if (r == 0) return V{};
         return load<T>(columns.data + (at * M + r) * KEYS + v * W) + splat<T>(rows.shift[i * M + r]);
     }
 
     V best_of(const Rows& rows, int64_t at, int64_t i, int64_t v) const {
-        V best = part_of(rows, at, i, 0, v);
+        V best = {};
         for (int64_t r = 1; r < M; ++r) best = larger<T>(part_of(rows, at, i, r, v), best);
         return best;
     }
