@@ -115,3 +115,11 @@ main()
     assert result.returncode == 1
     assert result.stdout == ""
     assert result.stderr == "mgk: the command needs typer and rich: pip install 'mgk[cli]'\n"
+
+
+def test_doctor_shows_the_backends_and_that_they_agree_with_the_equations() -> None:
+    result = run("doctor")
+    assert result.returncode == 0
+    for name, status in mgk.available_backends().items():
+        assert f"backend {name}: {status}" in result.stdout
+    assert result.stdout.count("from the equations in float64") >= 3

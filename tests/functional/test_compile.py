@@ -102,6 +102,16 @@ def test_operators_pass_opcheck(function, mask, e_step):
     torch.library.opcheck(torch.ops.mgk.responsibility_moments.default, arguments)
 
 
+@pytest.mark.skipif("cpu" not in BACKENDS, reason="the kernels are not built")
+def test_decoding_passes_opcheck_and_compiles():
+    query, keys, value = torch.randn(1, 2, 1, 4), torch.randn(1, 2, 2, 9, 4), torch.randn(1, 2, 9, 3)
+    prior, variance = torch.randn(1, 2, 2, 1), torch.tensor(2.0)
+    arguments = (query, keys, None, value, prior, variance, None, False, True)
+    torch.library.opcheck(torch.ops.mgk.cpu_decode.default, arguments)
+    function = compiled(lambda q, k, v: mgk.mixture_attention(q, k, v, backend="cpu"))
+    torch.testing.assert_close(function(query, keys, value), mgk.mixture_attention(query, keys, value))
+
+
 def test_other_operators_pass_opcheck():
     query, keys = torch.rand(1, 2, 9, 4), torch.rand(1, 2, 3, 8, 4)
     torch.library.opcheck(torch.ops.mgk.linear_responsibility_counts.default, (query, keys, None, None, True))
