@@ -7,7 +7,8 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 import mgk
-from support.cases import BACKENDS, FUNCTIONS, Case, largest_errors, make_case
+from mgk.functional.backends import sdpa
+from support.cases import BACKENDS, FUNCTIONS, Case, call_of, largest_errors, make_case
 
 N, D = 512, 32
 SIZES = (1, 2, N, N, D, D, 2)
@@ -207,3 +208,14 @@ def test_what_padding_holds_does_not_cost_precision(function, backend):
     case.tensors[name].narrow(dim, 50, 14).fill_(1e5)
     result = case.run(backend, torch.float32, attn_mask=mask)
     assert max(largest_errors(result, truth).values()) < 5e-6
+
+
+@pytest.mark.parametrize("scale", [1, 3])
+def test_the_bias_in_three_bfloat16_columns_is_precise(scale):
+    """What other devices take for bfloat16, run here on the CPU."""
+    case = rounded(make_case(sizes=SIZES, prior="component", scale=scale), torch.bfloat16)
+    truth = case.run("reference")["output"]
+    case.tensors = {name: x.bfloat16() if name != "log_prior" else x.float() for name, x in case.tensors.items()}
+    out = sdpa._split_bias(call_of(case))
+    assert out.dtype == torch.bfloat16
+    assert (out.double() - truth).abs().max() <= 2 * softmax_errors(torch.bfloat16, scale, 0)[0] * truth.abs().max()
