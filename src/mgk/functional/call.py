@@ -8,6 +8,9 @@ from torch import Tensor
 Kernel = Literal["gaussian", "dot"]
 EStep = Literal["soft", "hard"]
 
+# Stands for log 0 where -inf would make inf - inf or 0 * inf.
+LOG_ZERO = -1e30
+
 
 class Call(NamedTuple):
     """The arguments of Eq. 9/10 after checking: shapes agree, and masks, priors and variances are 4-D.
@@ -65,6 +68,19 @@ class Call(NamedTuple):
         if mask.dtype == torch.bool:
             mask = torch.zeros_like(mask, dtype=torch.float32).masked_fill(~mask, -torch.inf)
         return self._replace(attn_mask=None, log_prior=mask if self.log_prior is None else self.log_prior + mask)
+
+    def with_normalised_prior(self) -> "Call":
+        """The same call with sum_r pi_r = 1 where the prior is shared by all positions: no output depends on its sum.
+
+        Its gradient over r must therefore add up to 0. Taken through the normalisation it does, whatever is left of
+        the rounding errors of the L S terms that each component's gradient is a sum of.
+        """
+        prior = self.log_prior
+        if prior is None or prior.shape[3] != 1 or not (prior.requires_grad and torch.is_grad_enabled()):
+            return self
+        prior = prior.to(compute_dtype(self.query))
+        # clamped, so that a head whose components are all removed has a finite sum
+        return self._replace(log_prior=prior - prior.clamp_min(LOG_ZERO).logsumexp(2, keepdim=True))
 
     def at_full_precision(self) -> "Call":
         """The same call with half-precision tensors in float32, so that every sum is in float32 or better."""

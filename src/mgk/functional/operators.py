@@ -52,7 +52,7 @@ Backward = Callable[[Tensor, bilinear.Bilinear, Tensor, Tensor | None, Tensor | 
 
 def attention(name: str, call: Call) -> Tensor:
     """The output of a call by the operators that were registered under ``name``."""
-    call = call.with_key_mask_in_prior().at_full_precision()
+    call = call.with_normalised_prior().with_key_mask_in_prior().at_full_precision()
     form = bilinear.from_call(call)
     # on the CPU, where it can be read without waiting for a device
     seed = torch.randint(2**62, (1,), device="cpu") if call.dropout_p > 0 else None

@@ -116,7 +116,7 @@ def linear_weights(query: Tensor, keys: Tensor, allowed: Tensor | None) -> Tenso
 
 def _masked_scores(call: Call) -> Tensor:
     """s_ijr = log pi_jr + log kernel, -inf where the masks exclude the pair."""
-    call = call.with_key_mask_in_prior().at_full_precision().with_expanded_keys()
+    call = call.with_normalised_prior().with_key_mask_in_prior().at_full_precision().with_expanded_keys()
     scores = log_kernel(call)
     if call.log_prior is not None:
         scores = scores + call.log_prior.unsqueeze(-2)

@@ -17,13 +17,11 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from mgk.functional import bilinear, masks
 from mgk.functional.bilinear import Bilinear
-from mgk.functional.call import Call
+from mgk.functional.call import LOG_ZERO, Call
 
 NAME = "sdpa"
 # exp(-60) is 1e-26: a rank-M factor that small times a softmax weight still keeps float32's full precision.
 LARGEST_SPREAD = 60.0
-# Stands for log 0 in a bias column, where -inf would make 0 * inf in the kernels' backward.
-LOG_ZERO = -1e30
 # Columns of 8 bits that together hold a float32 bias.
 BFLOAT16_PARTS = 3
 # Queries that share one explicit causal mask: the mask takes CAUSAL_CHUNK * M * S elements, not L * M * S.
@@ -48,16 +46,16 @@ def attention(call: Call) -> Tensor:
     """h_i = sum_j A_ij v_j (Eq. 10)."""
     if _is_softmax(call):
         return _attend(call, call.query, call.keys, call.value, scale=1 / float(call.variance))
-    call = call.with_key_mask_in_prior()
+    call = call.with_normalised_prior().with_key_mask_in_prior()
     if _fits_bfloat16(call):
         return _split_bias(call)
     call = call.at_full_precision()
-    form = _near_zero(bilinear.from_call(call))
+    form = _near_zero(call, bilinear.from_call(call))
     if form.row is None:
         return _all_components(call, form)
     if _may_factor(form):
         return _factored(call, form)
-    return _all_components(call, _near_zero(bilinear.from_call(call.with_expanded_keys())))
+    return _all_components(call, _near_zero(call, bilinear.from_call(call.with_expanded_keys())))
 
 
 def _is_softmax(call: Call) -> bool:
@@ -72,9 +70,15 @@ def _is_softmax(call: Call) -> bool:
     )
 
 
-def _near_zero(form: Bilinear) -> Bilinear:
-    """The form less log(M S): the kernels save a log-sum-exp in float32, which is finer near 0."""
-    return form._replace(column=form.column - math.log(form.column.shape[2] * form.column.shape[3]))
+def _near_zero(call: Call, form: Bilinear) -> Bilinear:
+    """The form less log sum_jr exp(column_jr): the kernels save a log-sum-exp in float32, which is finer near 0.
+
+    Under causality less log(M S): no later key, however large, touches an earlier output.
+    """
+    if call.is_causal:
+        return form._replace(column=form.column - math.log(call.num_mixtures * call.num_keys))
+    level = form.column.detach().clamp_min(LOG_ZERO).logsumexp((2, 3), keepdim=True)
+    return form._replace(column=form.column - level)
 
 
 def _all_components(call: Call, form: Bilinear) -> Tensor:

@@ -1,0 +1,100 @@
+"""Largest float32 errors over many seeds, against the equations in float64: unit-normal inputs, N=512, D=32, M=2.
+
+An error is relative to max(1, the largest element). The gradient of a prior shared by all positions is the hardest
+figure: it adds up the rounding of 262,144 pairs. Of a hard E-step the output alone is compared: where two components
+nearly tie, float32 may name the other one the winner, and the gradient goes there. Exits with 1 when a figure is above
+the bound.
+"""
+
+import argparse
+import sys
+from dataclasses import asdict
+from itertools import product
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+import mgk
+from mgk.bench.json_file import write_json
+from mgk.bench.machine import describe
+
+LENGTH, HEAD_DIM, MIXTURES, BOUND = 512, 32, 2, 5e-6
+FUNCTIONS = {"mgk": mgk.mixture_attention, "smgk": mgk.shifted_mixture_attention}
+
+
+def inputs_of(variant: str, seed: int) -> dict[str, Tensor]:
+    """Unit-normal inputs that float32 can hold, and the gradient that comes from above."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator).double()
+
+    per_token = (1, 1, LENGTH, HEAD_DIM)
+    inputs = {"query": normal(*per_token), "value": normal(*per_token), "upstream": normal(*per_token)}
+    inputs["log_prior"] = normal(1, 1, MIXTURES, 1).log_softmax(2).float().double()
+    if variant == "mgk":
+        return inputs | {"keys": normal(1, 1, MIXTURES, LENGTH, HEAD_DIM)}
+    return inputs | {"key": normal(*per_token), "shifts": normal(1, MIXTURES, HEAD_DIM)}
+
+
+def run(variant: str, e_step: str, backend: str, inputs: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    """The output and every gradient."""
+    leaves = {name: x.to(dtype).requires_grad_() for name, x in inputs.items() if name != "upstream"}
+    out = FUNCTIONS[variant](**leaves, e_step=e_step, backend=backend)  # type: ignore[operator]
+    gradients = torch.autograd.grad(out, list(leaves.values()), inputs["upstream"].to(dtype))
+    found = {"output": out.detach(), **dict(zip(leaves, gradients, strict=True))}
+    return found if e_step == "soft" else {"output": found["output"]}
+
+
+def errors_of(variant: str, e_step: str, backend: str, seeds: int) -> dict[str, dict[str, float | int]]:
+    """For the output and every gradient the largest error over the seeds, its root mean square and how many pass."""
+    errors: dict[str, list[float]] = {}
+    for seed in range(seeds):
+        inputs = inputs_of(variant, seed)
+        truth = run(variant, e_step, "reference", inputs, torch.float64)
+        for name, x in run(variant, e_step, backend, inputs, torch.float32).items():
+            error = (x.double() - truth[name]).abs().max() / max(1.0, truth[name].abs().max().item())
+            errors.setdefault(name, []).append(error.item())
+    return {
+        name: {
+            "largest": max(found),
+            "root_mean_square": (sum(error**2 for error in found) / seeds) ** 0.5,
+            "above": sum(error > BOUND for error in found),
+        }
+        for name, found in errors.items()
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Largest float32 errors of every backend over many seeds.")
+    parser.add_argument("--seeds", type=int, default=64, help="(default: %(default)s)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to this file too")
+    options = parser.parse_args()
+    if options.seeds < 1:
+        parser.error(f"argument --seeds: must be at least 1, got {options.seeds}")
+    if options.json is not None and not options.json.absolute().parent.is_dir():
+        parser.error(f"argument --json: the directory of {str(options.json)!r} does not exist")
+
+    rows = []
+    all_threads = torch.get_num_threads()
+    backends = [name for name, status in mgk.available_backends().items() if status == "ready"]
+    for threads, variant, e_step, backend in product({1, all_threads}, FUNCTIONS, ("soft", "hard"), backends):
+        if e_step == "hard" and backend == "sdpa":
+            continue
+        torch.set_num_threads(threads)
+        errors = errors_of(variant, e_step, backend, options.seeds)
+        rows.append({"threads": threads, "variant": variant, "e_step": e_step, "backend": backend, "errors": errors})
+        name, worst = max(errors.items(), key=lambda item: item[1]["largest"])
+        above = sum(found["above"] for found in errors.values())
+        print(
+            f"{threads} threads, {variant} {e_step} {backend}: largest {worst['largest']:.1e} ({name}), {above} above"
+        )
+    if options.json is not None:
+        sizes = {"length": LENGTH, "head_dim": HEAD_DIM, "mixtures": MIXTURES, "seeds": options.seeds, "bound": BOUND}
+        write_json(options.json, {"benchmark": "precision", **sizes, "rows": rows, "machine": asdict(describe())})
+    return int(any(found["above"] for row in rows for found in row["errors"].values()))  # type: ignore[attr-defined]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
