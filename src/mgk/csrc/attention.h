@@ -201,8 +201,9 @@ struct Kernel {
     bool merges(const Rows& rows, int64_t tile) const { return uses_factor(rows, tile) || (p.shared && p.hard && !counts); }
 
     // scores[r][i][j]; merged there is one component, base_ij + max_r column_jr (factored) or
-    // base_ij + max_r (row_ir + column_jr) (hard). Returns the number of components written.
-    int64_t scores_of(const Rows& rows, int64_t tile, T* scores) const {
+    // base_ij + max_r (row_ir + column_jr) (hard), or without its maximum where the caller adds it line by line.
+    // Returns the number of components written.
+    int64_t scores_of(const Rows& rows, int64_t tile, T* scores, bool with_best = true) const {
         const int64_t at = index(rows.pair, tile);
         const bool by_factor = uses_factor(rows, tile), merged = merges(rows, tile);
         const T zeros[KEYS] = {};
@@ -212,12 +213,8 @@ struct Kernel {
             product<T>(rows.count, KEYS, F, rows.query, F, 1, keys_t.data + (at * sources + r) * F * KEYS, KEYS,
                        scores + r * QUERIES * KEYS, KEYS, start);
         }
-        if (merged && p.hard)
-            for (int64_t i = 0; i < rows.count; ++i)
-                for (int64_t v = 0; v < VECTORS; ++v) {
-                    T* s = scores + i * KEYS + v * W;
-                    store<T>(s, load<T>(s) + best_of(rows, at, i, v));
-                }
+        if (merged && p.hard && with_best)
+            for (int64_t i = 0; i < rows.count; ++i) add_best(rows, at, i, scores + i * KEYS);
         if (p.shared && !merged)
             for (int64_t r = M - 1; r >= 0; --r)  // the base, in place 0, is needed until the last
                 add_column(rows, columns.data + (at * M + r) * KEYS, rows.shift, r, scores, scores + r * QUERIES * KEYS);
@@ -237,6 +234,17 @@ struct Kernel {
         V best = {};
         for (int64_t r = 1; r < M; ++r) best = larger<T>(part_of(rows, at, i, r, v), best);
         return best;
+    }
+
+    // The line of scores with the best component's part added; the largest of each lane comes back.
+    V add_best(const Rows& rows, int64_t at, int64_t i, T* s) const {
+        V high = splat<T>(NONE);
+        for (int64_t v = 0; v < VECTORS; ++v) {
+            const V score = load<T>(s + v * W) + best_of(rows, at, i, v);
+            store<T>(s + v * W, score);
+            high = larger<T>(score, high);
+        }
+        return high;
     }
 
     void add_column(const Rows& rows, const T* column, const T* shift, int64_t r, const T* from, T* to) const {
@@ -317,9 +325,7 @@ struct Kernel {
     }
 
     void forward_tile(const Rows& rows) const {
-        Buffer<T> scores(M * QUERIES * KEYS), sums(QUERIES * value_stride), part(QUERIES * value_stride);
-        Buffer<T> zeros(value_stride);
-        std::memset(zeros.data, 0, value_stride * sizeof(T));
+        Buffer<T> scores(M * QUERIES * KEYS), sums(QUERIES * value_stride);
         T peak[QUERIES], line[KEYS];
         V total[QUERIES];
         for (int64_t i = 0; i < rows.count; ++i) peak[i] = NONE, total[i] = V{};
@@ -328,11 +334,12 @@ struct Kernel {
             if (skips(rows, tile)) continue;
             const int64_t at = index(rows.pair, tile);
             const bool by_factor = uses_factor(rows, tile);
-            int64_t components = scores_of(rows, tile, scores.data);
+            int64_t components = scores_of(rows, tile, scores.data, false);
             if (p.hard && components > 1) take_largest(rows, scores.data, components), components = 1;
             for (int64_t i = 0; i < rows.count; ++i) {
                 T* s = scores.data + i * KEYS;
-                raise_peak(s, components, peak[i], total[i], sums.data + i * value_stride);
+                const V high = p.hard && p.shared ? add_best(rows, at, i, s) : largest_of(s, components);
+                raise_peak(high, peak[i], total[i], sums.data + i * value_stride);
                 const T now = peak[i] == NONE ? T(0) : peak[i];  // -inf - 0: nothing seen yet has weight 0
                 if (by_factor)
                     total[i] += factored_weights(rows, at, i, s, now);
@@ -345,11 +352,8 @@ struct Kernel {
                     for (int64_t v = 0; v < VECTORS; ++v) store<T>(s + v * W, load<T>(s + v * W) * load<T>(line + v * W));
                 }
             }
-            // a tile's sums apart from the rest: delta needs an output more precise than one long sum gives
             product<T>(rows.count, value_stride, KEYS, scores.data, KEYS, 1, values.data + at * KEYS * value_stride,
-                       value_stride, part.data, value_stride, zeros.data);
-            for (int64_t x = 0; x < rows.count * value_stride; x += W)
-                store<T>(sums.data + x, load<T>(sums.data + x) + load<T>(part.data + x));
+                       value_stride, sums.data, value_stride, nullptr);
         }
         for (int64_t i = 0; i < rows.count; ++i) {
             const int64_t q = rows.pair * L + rows.first + i;
@@ -362,12 +366,16 @@ struct Kernel {
         }
     }
 
-    // The running maximum of a query, rounded up to an integer: what has been summed so far shrinks when it rises, by a
-    // power of two and so without rounding.
-    void raise_peak(const T* s, int64_t components, T& peak, V& total, T* sums) const {
+    V largest_of(const T* s, int64_t components) const {
         V high = load<T>(s);
         for (int64_t r = 0; r < components; ++r)
             for (int64_t v = 0; v < VECTORS; ++v) high = larger<T>(load<T>(s + r * QUERIES * KEYS + v * W), high);
+        return high;
+    }
+
+    // The running maximum of a query, rounded up to an integer: what has been summed so far shrinks when it rises, by a
+    // power of two and so without rounding.
+    void raise_peak(V high, T& peak, V& total, T* sums) const {
         if (!any_above<T>(high, peak)) return;
         const T now = std::ceil(largest_lane<T>(high)), decay = std::exp2(peak - now);
         total *= decay;
