@@ -18,8 +18,8 @@ _FAVOR_SEED = 0
 
 
 def elu_features(x: Tensor) -> Tensor:
-    """phi(x) = elu(x) + 1: x + 1 above 0 and exp(x) below, where elu(x) + 1 would round."""
-    return torch.where(x > 0, x + 1, x.clamp_max(0.0).exp())
+    """phi(x) = elu(x) + 1 = max(x, 0) + exp(min(x, 0)), which does not round small features to 0 as elu(x) + 1 would."""
+    return x.relu() + x.clamp_max(0.0).exp()
 
 
 def dpfp_features(x: Tensor, nu: int = 1) -> Tensor:
@@ -52,11 +52,16 @@ def favor_projection(dim: int, num_features: int, seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     groups = []
     for _ in range(-(-num_features // dim)):
-        directions, upper = torch.linalg.qr(torch.randn(dim, dim, generator=generator, dtype=torch.float64))
+        directions, upper = torch.linalg.qr(_normal(dim, generator))
         directions = directions * upper.diagonal().sign()  # without it QR favours some directions
-        lengths = torch.randn(dim, dim, generator=generator, dtype=torch.float64).norm(dim=1, keepdim=True)
+        lengths = _normal(dim, generator).norm(dim=1, keepdim=True)
         groups.append(directions.mT * lengths)
     return torch.cat(groups)[:num_features].float()
+
+
+def _normal(dim: int, generator: torch.Generator) -> Tensor:
+    """(dim, dim) on the CPU, whatever device is the default when a model is made (loaders take "meta")."""
+    return torch.randn(dim, dim, generator=generator, dtype=torch.float64, device="cpu")
 
 
 def default_num_features(dim: int) -> int:
