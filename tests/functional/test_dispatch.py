@@ -33,6 +33,8 @@ CHOICES = [
     ({"attn_mask": torch.zeros(200, 200, requires_grad=True)}, "blockwise", "blockwise"),
     ({"attn_mask": torch.zeros(200, 200)}, "cpu", "sdpa"),
     ({"num_queries": 1, "num_keys": 50_000}, "cpu", "reference"),
+    ({"num_queries": 1, "num_keys": 20}, "cpu", "reference"),
+    ({"num_queries": 1, "num_keys": 20, "mixtures": 9}, "reference", "reference"),
     ({"num_queries": 20, "num_keys": 20}, "reference", "reference"),
 ]
 

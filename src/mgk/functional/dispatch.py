@@ -23,13 +23,16 @@ def choose(call: Call) -> str:
     """The backend that ``auto`` takes: the first of these that can serve the call.
 
     ==================================================================  =============
+    a single query without gradients (decoding), where ``cpu`` can       ``cpu``
     few scores (2^16 at most)                                            ``reference``
     on the CPU, when the kernels are built and no mask needs a gradient  ``cpu``
-    a single query: decoding                                             ``reference``
+    a single query                                                       ``reference``
     a soft E-step without dropout, and no mask needs a gradient          ``sdpa``
     anything else                                                        ``blockwise``
     ==================================================================  =============
     """
+    if cpu.can_decode(call):
+        return cpu.NAME
     batch, heads, num_queries, _ = call.query.shape
     per_query = batch * heads * call.num_mixtures * call.num_keys
     if per_query * num_queries <= FEW_SCORES:

@@ -64,7 +64,7 @@ class MixtureAttention(nn.Module):
         backend: str = "auto",
     ) -> None:
         super().__init__()
-        _check_options(
+        check_options(
             embed_dim, num_heads, variant, head_dim, num_mixtures, e_step, variance, feature_map, dropout, bias, backend
         )
         self.embed_dim = embed_dim
@@ -137,13 +137,7 @@ class MixtureAttention(nn.Module):
             (B, L, embed_dim), or (output, weights).
         """
         self._check_inputs(x, context, attn_mask, is_causal, rotary, cache, need_weights)
-        source = x if context is None else context
-        query = self.q_proj(x).unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)  # (B, H, L, D)
-        value = self.v_proj(source).unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)  # (B, H, S, D)
-        keys = self.k_proj(source).unflatten(-1, (self.num_heads, self.keys_per_token, self.head_dim))
-        keys = keys.permute(0, 2, 3, 1, 4)  # (B, H, M, S, D)
-        if rotary is not None:
-            query, keys = rotate(query, rotary), rotate(keys, rotary)
+        query, keys, value = self.project(x, context=context, rotary=rotary)
         is_padded = key_mask if context is None and cache is None else None
         if self.is_linear:
             assert not isinstance(cache, KeyValueCache)
@@ -155,6 +149,19 @@ class MixtureAttention(nn.Module):
             )
         out = self.o_proj(heads.transpose(1, 2).flatten(2))
         return (out, weights) if weights is not None else out
+
+    def project(
+        self, x: Tensor, *, context: Tensor | None = None, rotary: tuple[Tensor, Tensor] | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries (B, H, L, D), keys (B, H, M, S, D), or (B, H, 1, S, D) before their shifts, and values (B, H, S, D)."""
+        source = x if context is None else context
+        heads, width = self.num_heads, self.head_dim
+        query = self.q_proj(x).view(*x.shape[:2], heads, width).transpose(1, 2)
+        value = self.v_proj(source).view(*source.shape[:2], heads, width).transpose(1, 2)
+        keys = self.k_proj(source).view(*source.shape[:2], heads, self.keys_per_token, width).permute(0, 2, 3, 1, 4)
+        if rotary is not None:
+            query, keys = rotate(query, rotary), rotate(keys, rotary)
+        return query, keys, value
 
     def new_cache(self) -> Cache:
         """An empty cache of this variant's kind."""
@@ -193,7 +200,7 @@ class MixtureAttention(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """The heads (B, H, L, D) by Eq. 1 or 10, and the weights when they are asked for."""
         num_keys = keys.shape[3] + (0 if cache is None else cache.length)
-        log_prior, mask = self._log_prior(num_keys), _join_masks(attn_mask, key_mask, query, num_keys)
+        log_prior, mask = self.log_prior(num_keys), _join_masks(attn_mask, key_mask, query, num_keys)
         if cache is not None:
             keys, value = cache.append(keys, value)
         call = attention.checked_call(
@@ -233,7 +240,7 @@ class MixtureAttention(nn.Module):
             key_mask = key_mask[:, past:]  # the state has obeyed the rest
         if self.shifts is not None:
             keys = keys + self.shifts[None, :, :, None].to(keys.dtype)
-        log_prior = self._log_prior(keys.shape[3], past)
+        log_prior = self.log_prior(keys.shape[3], past)
         options: dict[str, Any] = {"feature_map": self.feature_map, "key_mask": key_mask, "is_causal": is_causal}
         heads, state = linear.linear_mixture_attention(
             query,
@@ -255,7 +262,7 @@ class MixtureAttention(nn.Module):
         weights = linear.linear_mixture_weights(query, keys, log_prior, **options) if need_weights else None
         return heads, weights
 
-    def _log_prior(self, num_keys: int, first_key: int = 0) -> Tensor | None:
+    def log_prior(self, num_keys: int, first_key: int = 0) -> Tensor | None:
         """Log pi_jr, with -(D/2) log sigma_r^2 (Eq. 7's normaliser, which Eq. 9 drops) unless sigma is constant."""
         log_prior: Tensor | None = self.prior(num_keys, first_key)
         if isinstance(self.variance, ConstantVariance):
@@ -328,7 +335,7 @@ def _join_masks(attn_mask: Any, key_mask: Any, query: Tensor, num_keys: int) -> 
     return pairs if keys is None else masks.join(pairs, keys[:, None, None])
 
 
-def _check_options(
+def check_options(
     embed_dim: Any,
     num_heads: Any,
     variant: Any,
@@ -341,6 +348,7 @@ def _check_options(
     bias: Any,
     backend: Any,
 ) -> None:
+    """Each option of :class:`MixtureAttention` is known, and they go together; ``prior`` is checked as it is made."""
     for name, value in (("embed_dim", embed_dim), ("num_heads", num_heads), ("num_mixtures", num_mixtures)):
         checks.positive_int(name, value)
     if head_dim is not None:

@@ -56,7 +56,7 @@ class Favor(nn.Module):
     def redraw(self, seed: int | None = None) -> None:
         """Draw a new projection: the same for the same seed, on every device."""
         if seed is None:
-            seed = int(torch.randint(2**31, ()))
+            seed = int(torch.randint(2**31, (), device="cpu"))
         drawn = feature_maps.favor_projection(self.head_dim, self.num_features, seed)
         self.projection = drawn.to(self.projection.device, self.projection.dtype)
 

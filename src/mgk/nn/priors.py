@@ -34,7 +34,7 @@ class LearnedPrior(nn.Module):
 
     def forward(self, num_keys: int, first_key: int = 0) -> Tensor:
         """Log pi (1, H, M, 1)."""
-        return self.logits.to(compute_dtype(self.logits)).log_softmax(-1)[None, :, :, None]
+        return self.logits.log_softmax(-1, dtype=compute_dtype(self.logits)).view(1, *self.logits.shape, 1)
 
 
 class EMPrior(EMModule):

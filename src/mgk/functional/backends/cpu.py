@@ -30,7 +30,16 @@ def refusal(call: Call) -> str | None:
 
 def attention(call: Call) -> Tensor:
     """h_i = sum_j A_ij v_j (Eq. 10)."""
-    return _decode(call) if call.num_queries == 1 and not _needs_grad(call) else operators.attention(NAME, call)
+    return _decode(call) if _is_decoding(call) else operators.attention(NAME, call)
+
+
+def can_decode(call: Call) -> bool:
+    """Whether the kernel for one query serves the call: it beats any other way, however few the keys are."""
+    return _is_decoding(call) and refusal(call) is None
+
+
+def _is_decoding(call: Call) -> bool:
+    return call.num_queries == 1 and not _needs_grad(call)
 
 
 def _needs_grad(call: Call) -> bool:

@@ -1,0 +1,138 @@
+"""transformers' own ``Trainer`` and pipelines with every head and variant."""
+
+import math
+
+import pytest
+import torch
+from tiny_models import VARIANTS, config, moved, tokens
+from transformers import Trainer, TrainingArguments, pipeline
+
+from mgk.data import Collator, SegmentDataset
+from mgk.models import (
+    MgkForCausalLM,
+    MgkForDocumentRetrieval,
+    MgkForImageClassification,
+    MgkForSequenceClassification,
+    byte_tokenizer,
+)
+
+NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+
+
+def examples(cls):
+    """Eight examples: the label is whether the first token is large, matched by the second document's."""
+    if cls is MgkForCausalLM:
+        return SegmentDataset((torch.arange(65) % 5 + 1).numpy(), 8)
+    data = []
+    for number in range(8):
+        label = number % 2
+        ids = tokens(5 + number % 3, seed=number) % 5 + (20 if label else 1)
+        example = {"input_ids": ids, "labels": torch.tensor(label)}
+        if cls is MgkForDocumentRetrieval:
+            example["input_ids_2"] = tokens(6, seed=number) % 5 + 1
+        if cls is MgkForImageClassification:
+            generator = torch.Generator().manual_seed(number)
+            example = {"pixel_values": torch.rand(3, 8, 8, generator=generator) + label, "labels": example["labels"]}
+        data.append(example)
+    return data
+
+
+def train(model, data, folder, **arguments):
+    settings = {
+        "output_dir": str(folder),
+        "max_steps": 16,
+        "per_device_train_batch_size": 4,
+        "learning_rate": 0.02,
+        "lr_scheduler_type": "constant",
+        "report_to": "none",
+        "use_cpu": True,
+        "save_strategy": "no",
+        "disable_tqdm": True,
+        "logging_steps": 1,
+        "dataloader_pin_memory": False,
+        "remove_unused_columns": False,
+    }
+    trainer = Trainer(
+        model,
+        TrainingArguments(**{**settings, **arguments}),
+        train_dataset=data,
+        eval_dataset=data,
+        data_collator=Collator(pad_id=None if isinstance(model, MgkForCausalLM) else 0),
+    )
+    trainer.train()
+    return trainer
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(
+    "cls", [MgkForSequenceClassification, MgkForDocumentRetrieval, MgkForImageClassification, MgkForCausalLM]
+)
+def test_trainer_fits_a_tiny_data_set(variant, cls, tmp_path):
+    options = {"image_size": 8, "patch_size": 4} if cls is MgkForImageClassification else {}
+    model = cls(config(variant, num_labels=2, **options, **NO_DROPOUT))
+    data = examples(cls)
+    trainer = train(model, data, tmp_path)
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    assert losses[0] > 0.5
+    assert trainer.evaluate()["eval_loss"] < losses[0] / 2
+
+
+@pytest.mark.parametrize(
+    ("cls", "options"),
+    [
+        (MgkForSequenceClassification, {}),
+        (MgkForCausalLM, {}),
+        (MgkForCausalLM, {"adaptive_cutoffs": [6, 15], "adaptive_div_value": 2.0}),
+    ],
+)
+def test_gradient_accumulation_is_one_larger_batch(cls, options, tmp_path):
+    found = []
+    for batch, steps in ((6, 1), (2, 3)):
+        torch.manual_seed(0)
+        model = cls(config("smgk", num_labels=2, **options, **NO_DROPOUT))
+        trainer = train(
+            model,
+            examples(cls),
+            tmp_path,
+            max_steps=3,
+            per_device_train_batch_size=batch,
+            gradient_accumulation_steps=steps,
+            optim="sgd",
+            learning_rate=0.1,
+        )
+        losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+        found.append((losses, model.state_dict()))
+    (losses, state), (losses_again, state_again) = found
+    assert losses == pytest.approx(losses_again, rel=1e-4)
+    for name, weight in state.items():
+        torch.testing.assert_close(state_again[name], weight, atol=1e-5, rtol=1e-4, msg=name)
+
+
+def test_plain_labels_with_the_default_arguments(tmp_path):
+    """A data set of transformers' kind, which knows no shift_labels, has an evaluation loss."""
+    model = MgkForCausalLM(config("mlk", **NO_DROPOUT))
+    data = [{"input_ids": row, "labels": row, "other": torch.tensor(1)} for row in tokens(8, 6)]
+    trainer = train(model, data, tmp_path, remove_unused_columns=True, max_steps=1)
+    assert math.isfinite(trainer.evaluate()["eval_loss"])
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_pipelines(variant, tmp_path):
+    tokenizer = byte_tokenizer(model_max_length=48)
+    sizes = {"vocab_size": 257, "pad_token_id": 0}
+    for cls in (MgkForSequenceClassification, MgkForCausalLM):
+        folder = tmp_path / cls.__name__
+        moved(cls(config(variant, **sizes))).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+    texts = ["a film to remember", "dull"]
+    classify = pipeline("text-classification", model=str(tmp_path / "MgkForSequenceClassification"), device="cpu")
+    model = MgkForSequenceClassification.from_pretrained(tmp_path / "MgkForSequenceClassification")
+    for text, found, batched in zip(texts, classify(texts), classify(texts, batch_size=2), strict=True):
+        scores = model(**tokenizer(text, return_tensors="pt")).logits.softmax(-1)[0]
+        assert found["label"] == batched["label"] == f"LABEL_{scores.argmax()}"
+        assert (
+            found["score"] == pytest.approx(batched["score"], rel=1e-4) == pytest.approx(scores.max().item(), rel=1e-4)
+        )
+    generate = pipeline("text-generation", model=str(tmp_path / "MgkForCausalLM"), device="cpu")
+    out = generate(texts, max_new_tokens=4, do_sample=False)
+    assert all(found[0]["generated_text"].startswith(text) for text, found in zip(texts, out, strict=True))
