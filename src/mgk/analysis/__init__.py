@@ -1,0 +1,1 @@
+"""What models cost, what they attend to, and how sure a measured difference is."""
