@@ -46,7 +46,7 @@ def run(settings: Settings, on_step: Callable[[int, int], None] = lambda done, t
     Raises:
         BenchError: when the device is missing, the memory does not suffice or nothing is left to measure.
     """
-    device = _device(settings.device)
+    device = usable_device(settings.device)
     threads = torch.get_num_threads()
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
@@ -68,7 +68,8 @@ def reference_bytes(variant: str, settings: Settings) -> int:
     return tensors * settings.batch * settings.heads * settings.length**2 * itemsize
 
 
-def _device(name: str) -> torch.device:
+def usable_device(name: str) -> torch.device:
+    """The device of that name; a :class:`BenchError` where this machine has none."""
     try:
         device = torch.device(name)
         torch.empty(1, device=device)

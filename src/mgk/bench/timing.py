@@ -26,7 +26,7 @@ def compare(
     device: torch.device,
     on_run: Callable[[], None] = lambda: None,
 ) -> dict[str, Timing]:
-    """Run every alternative once a round, in an order that rotates, after one round of warm-up.
+    """Time the alternatives side by side.
 
     Args:
         alternatives: what to run, by name.
@@ -38,6 +38,18 @@ def compare(
     Returns:
         The timing of every alternative, by name.
     """
+    seconds = measure(alternatives, rounds=rounds, device=device, on_run=on_run)
+    return {name: summary(seconds[name], seconds[yardstick]) for name in alternatives}
+
+
+def measure(
+    alternatives: Mapping[str, Callable[[], object]],
+    *,
+    rounds: int,
+    device: torch.device,
+    on_run: Callable[[], None] = lambda: None,
+) -> dict[str, list[float]]:
+    """Run every alternative once a round, in an order that rotates, after one round of warm-up: seconds by name."""
     names = list(alternatives)
     seconds: dict[str, list[float]] = {name: [] for name in names}
     for number in range(rounds + 1):
@@ -47,7 +59,7 @@ def compare(
             if number > 0:  # round 0 warms up
                 seconds[name].append(elapsed)
             on_run()
-    return {name: _summary(seconds[name], seconds[yardstick]) for name in names}
+    return seconds
 
 
 def synchronize(device: torch.device) -> None:
@@ -63,7 +75,8 @@ def _seconds(run: Callable[[], object], device: torch.device) -> float:
     return time.perf_counter() - start
 
 
-def _summary(seconds: list[float], yardstick: list[float]) -> Timing:
+def summary(seconds: list[float], yardstick: list[float]) -> Timing:
+    """The median of the times, and of their ratios to the yardstick's in the same round."""
     ratios = [mine / theirs for mine, theirs in zip(seconds, yardstick, strict=True)]
     return Timing(
         milliseconds=median(seconds) * 1e3, ratio=median(ratios), ratio_min=min(ratios), ratio_max=max(ratios)

@@ -14,4 +14,12 @@ def main() -> None:
             raise
         print("mgk: the command needs typer and rich: pip install 'mgk[cli]'", file=sys.stderr)
         sys.exit(1)
-    app(prog_name="mgk")
+    is_debug = "--debug" in sys.argv
+    try:
+        app(args=[argument for argument in sys.argv[1:] if argument != "--debug"], prog_name="mgk")
+    except Exception as error:
+        if is_debug:
+            raise
+        reason = f"{type(error).__name__}: {error}".strip().rstrip(":")
+        print(f"mgk: this is a bug ({reason}); run it again with --debug for a report", file=sys.stderr)
+        sys.exit(1)

@@ -1,21 +1,25 @@
-"""``mgk bench``: what attention costs on this machine."""
+"""``mgk bench``: what attention and generation cost on this machine."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
+from mgk.bench.generate_settings import VARIANTS as GENERATE_VARIANTS
+from mgk.bench.generate_settings import GenerateSettings
 from mgk.bench.settings import BACKENDS, DEVICES, DTYPES, PASSES, VARIANTS, Passes, Settings
 from mgk.cli.options import device as check_device
-from mgk.cli.options import one_of, some_of, split, writable_file
+from mgk.cli.options import one_of, some_of, split, whole_numbers, writable_file
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from mgk.bench.generate import GenerateReport
     from mgk.bench.report import Report
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Measure time and memory on this machine.")
 _DEFAULT = Settings()
+_GENERATE = GenerateSettings()
 
 
 @app.callback()
@@ -98,6 +102,105 @@ def attention(
     except (benchmark.BenchError, OSError) as error:
         typer.echo(f"mgk: {error}", err=True)
         raise typer.Exit(1) from None
+
+
+@app.command()
+def generate(
+    batch: Annotated[int, typer.Option(min=1, help="Sequences at a time.")] = _GENERATE.batch,
+    prompt: Annotated[int, typer.Option(min=1, help="Tokens before the clock starts.")] = _GENERATE.prompt,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens generated while it runs.")] = _GENERATE.tokens,
+    layers: Annotated[int, typer.Option(min=1, help="Of every model.")] = _GENERATE.layers,
+    width: Annotated[int, typer.Option(min=1, help="Of every model.")] = _GENERATE.width,
+    head_dim: Annotated[int, typer.Option(min=1, help="D, of every model.")] = _GENERATE.head_dim,
+    heads: Annotated[
+        int, typer.Option(min=1, help="H, of the variants; softmax and GPT-2 have as many as fill the width.")
+    ] = _GENERATE.heads,
+    mixtures: Annotated[int, typer.Option(min=1, help="M, Gaussians per key.")] = _GENERATE.mixtures,
+    vocab_size: Annotated[int, typer.Option(min=2, help="Of every model.")] = _GENERATE.vocab_size,
+    variants: Annotated[
+        str, typer.Option(callback=some_of(GENERATE_VARIANTS), help=f"Some of {','.join(GENERATE_VARIANTS)}.")
+    ] = ",".join(_GENERATE.variants),
+    positions: Annotated[
+        str,
+        typer.Option(callback=whole_numbers, help="Where the time for a token of mlk is measured; '' leaves it out."),
+    ] = ",".join(map(str, _GENERATE.positions)),
+    device: Annotated[
+        str,
+        typer.Option(callback=check_device(DEVICES), help=f"One of {', '.join(DEVICES)}; cuda:1 for the second."),
+    ] = _GENERATE.device,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Threads of the CPU; torch's own choice if not given.")
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="How often each alternative is timed.")] = _GENERATE.rounds,
+    json: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", callback=writable_file, help="Write the figures to this file too."),
+    ] = None,
+) -> None:
+    """Time the decoding of language models, side by side with softmax attention and Hugging Face's GPT-2."""
+    settings = GenerateSettings(
+        batch=batch,
+        prompt=prompt,
+        tokens=tokens,
+        layers=layers,
+        width=width,
+        head_dim=head_dim,
+        heads=heads,
+        mixtures=mixtures,
+        vocab_size=vocab_size,
+        variants=split(variants),
+        positions=tuple(int(part) for part in split(positions)),
+        device=device,
+        threads=threads,
+        rounds=rounds,
+    )
+    try:
+        from mgk.bench import generate as benchmark
+    except ImportError as error:  # the extra with transformers is not installed
+        typer.echo(f"mgk: {error}", err=True)
+        raise typer.Exit(1) from None
+    from mgk.bench.attention import BenchError
+    from mgk.bench.json_file import write_json
+    from mgk.cli.progress import progress
+
+    try:
+        with progress("bench generate") as on_step:
+            report = benchmark.run(settings, on_step)
+        _show_generation(report)
+        if json is not None:
+            write_json(json, report.to_json())
+    except (BenchError, OSError) as error:
+        typer.echo(f"mgk: {error}", err=True)
+        raise typer.Exit(1) from None
+
+
+def _show_generation(report: "GenerateReport") -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    s = report.settings
+    speeds = Table(
+        title=f"{s.tokens} tokens after {s.prompt}, B={s.batch}, {s.layers} layers of {s.width}, D={s.head_dim}",
+        caption=str(report.machine),
+        box=box.SIMPLE_HEAD,
+    )
+    speeds.add_column("model", no_wrap=True)
+    for name in ("heads", "tokens/s", "x softmax", "min", "x GPT-2", "min", "cache MB"):
+        speeds.add_column(name, justify="right", no_wrap=True)
+    for row in report.speeds:
+        ratios = (row.times_softmax, row.times_softmax_min, row.times_gpt2, row.times_gpt2_min)
+        speeds.add_row(
+            row.model,
+            str(row.heads),
+            f"{row.tokens_per_second:.1f}",
+            *(f"{ratio:.2f}" for ratio in ratios),
+            f"{row.cache_bytes / 1e6:.3f}",
+        )
+    Console().print(speeds)
+    typer.echo("x: how many times as fast in the same round, median and min. cache MB: after the last token.")
+    for place in report.positions:
+        typer.echo(f"{place.model} at position {place.position}: {place.milliseconds:.2f} ms for a token of the batch.")
 
 
 def _show(report: "Report") -> None:

@@ -9,7 +9,7 @@ from mgk.cli.options import one_of
 from mgk.data.catalog import TASKS, find_task
 from mgk.data.errors import DataError, UsageError
 from mgk.data.folders import data_folder
-from mgk.data.manifest import damage, read_manifest
+from mgk.data.manifest import MANIFEST, damage, read_manifest
 
 if TYPE_CHECKING:
     from mgk.data.inspection import SplitSummary
@@ -20,6 +20,7 @@ app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="The data se
 
 _FORMATS = ("arrays", "tsv")
 _BAR = 40
+_REASONS = 3
 
 
 def _task(name: str) -> str:
@@ -45,18 +46,29 @@ Folder = Annotated[
 @app.command("list")
 def list_(folder: Folder = None) -> None:
     """What there is, where it comes from, its licence and size, and what is present here."""
+    root = _root(folder)
+    for task in TASKS.values():
+        typer.echo(f"{task.name:24}{_presence(root / task.name)}")
+        typer.echo(f"    {task.title}")
+        if not task.is_synthetic:
+            origin = f"generated here, or from {task.url}" if task.is_generated else task.url
+            typer.echo(f"    from: {origin}\n    size: {task.size}; licence: {task.licence}")
+    typer.echo(f"\nPrepared sets are in {root}. Make one ready with: mgk data prepare TASK [--source PATH]")
+
+
+def _root(folder: Path | None) -> Path:
     try:
-        root = data_folder() if folder is None else folder
-        for task in TASKS.values():
-            manifest = read_manifest(root / task.name)
-            typer.echo(f"{task.name:24}{'not here' if manifest is None else 'here: ' + _counts(manifest)}")
-            typer.echo(f"    {task.title}")
-            if not task.is_synthetic:
-                origin = f"generated here, or from {task.url}" if task.is_generated else task.url
-                typer.echo(f"    from: {origin}\n    size: {task.size}; licence: {task.licence}")
+        return data_folder() if folder is None else folder
     except DataError as error:
         _stop(error)
-    typer.echo(f"\nPrepared sets are in {root}. Make one ready with: mgk data prepare TASK [--source PATH]")
+
+
+def _presence(folder: Path) -> str:
+    try:
+        manifest = read_manifest(folder)
+    except (DataError, OSError):
+        return "damaged: see mgk data verify"
+    return "not here" if manifest is None else f"here: {_counts(manifest)}"
 
 
 def _counts(manifest: "Manifest") -> str:
@@ -98,8 +110,6 @@ def prepare(
     test_percent: Annotated[int | None, typer.Option(min=1, help="plain: of the text.")] = None,
 ) -> None:
     """Make a data set ready: from its files, from the hub, or by generating it."""
-    import os
-
     from mgk.cli.progress import progress
 
     values = {
@@ -117,10 +127,12 @@ def prepare(
         "test_percent": test_percent,
     }
     options = {name: value for name, value in values.items() if value is not None}
-    cores = (os.cpu_count() or 1) if workers is None else workers
+    cores = _cores() if workers is None else workers
     try:
         if from_hub and source is not None:
             raise UsageError("give --source or --from-hub, not both")
+        if format == "tsv" and from_hub:
+            raise UsageError("--format tsv is for files or what is generated, not for --from-hub")
         if format == "tsv":
             _write_tsv(task, source, out, options, cores)
             return
@@ -136,6 +148,9 @@ def prepare(
         _show_prepared(ready)
     except (DataError, OSError) as error:
         _stop(error)
+    except KeyboardInterrupt:
+        typer.echo("mgk: interrupted; what was there before is as it was", err=True)
+        raise typer.Exit(130) from None
 
 
 def _write_tsv(task: str, source: Path | None, out: Path | None, options: dict[str, Any], workers: int) -> None:
@@ -153,8 +168,10 @@ def _write_tsv(task: str, source: Path | None, out: Path | None, options: dict[s
 
 
 def _show_prepared(ready: "Prepared") -> None:
-    for reason in ready.reasons:
+    for reason in ready.reasons[:_REASONS]:
         typer.echo(f"Note: {reason}; prepared anew.", err=True)
+    if len(ready.reasons) > _REASONS:
+        typer.echo(f"Note: and {len(ready.reasons) - _REASONS:,} more of this kind.", err=True)
     typer.echo(f"{ready.folder}: {_counts(ready.manifest)}{'' if ready.is_new else ' (nothing to do)'}")
 
 
@@ -202,25 +219,37 @@ def verify(
     folder: Folder = None,
 ) -> None:
     """Compare every file of the prepared sets with the hash it had when it was written."""
-    try:
-        root = data_folder() if folder is None else folder
-        wrong = False
-        for name in tasks or TASKS:
-            manifest = read_manifest(root / name)
-            if manifest is None:
-                if tasks:
-                    raise DataError(f"{name} is not prepared in {str(root)!r}: {find_task(name).how_to_get()}")
-                continue
-            found = damage(root / name, manifest, thorough=True)
-            wrong = wrong or bool(found)
-            for sentence in found:
-                typer.echo(f"mgk: {sentence}", err=True)
-            if not found:
-                typer.echo(f"{name}: {len(manifest.files)} files, all as they were written")
-    except (DataError, OSError) as error:
-        _stop(error)
+    root = _root(folder)
+    present = tasks or [name for name in TASKS if (root / name / MANIFEST).exists()]
+    if not present:
+        typer.echo(f"nothing is prepared in {root}")
+    wrong = False
+    for name in present:
+        count, found = _check(root, name)
+        wrong = wrong or bool(found)
+        for sentence in found:
+            typer.echo(f"mgk: {sentence}", err=True)
+        if not found:
+            typer.echo(f"{name}: {count} files, all as they were written")
     if wrong:
         raise typer.Exit(1)
+
+
+def _check(root: Path, name: str) -> tuple[int, list[str]]:
+    """How many files a set has, and what is wrong with them."""
+    try:
+        manifest = read_manifest(root / name)
+        if manifest is None:
+            return 0, [f"{name} is not prepared in {str(root)!r}: {find_task(name).how_to_get()}"]
+        return len(manifest.files), damage(root / name, manifest, thorough=True)
+    except (DataError, OSError) as error:
+        return 0, [str(error)]
+
+
+def _cores() -> int:
+    import os
+
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _stop(error: DataError | OSError) -> NoReturn:

@@ -39,6 +39,14 @@ def split(value: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(part for part in parts if part))
 
 
+def whole_numbers(value: str) -> str:
+    """A check that the value is a comma-separated list of whole numbers from 1 up; it may be empty."""
+    for part in split(value):
+        if not part.isdecimal() or int(part) < 1:
+            raise typer.BadParameter(f"{part!r} is not a whole number from 1 up")
+    return value
+
+
 def device(names: Sequence[str]) -> Callable[[str], str]:
     """A check that the value is one of the names, with or without a number: ``cuda``, ``cuda:1``."""
 

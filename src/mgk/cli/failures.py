@@ -1,0 +1,30 @@
+"""How a verb ends when it cannot do its work: one sentence on stderr, exit code 2 for a wrong request, 1 otherwise."""
+
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NoReturn
+
+import typer
+
+from mgk.data.errors import DataError, UsageError
+from mgk.training.errors import RecipeError, TrainingError
+
+
+@contextmanager
+def told() -> Iterator[None]:
+    """Turn the errors of the library into a sentence and an exit code."""
+    try:
+        yield
+    except (RecipeError, UsageError) as error:
+        _end(error, 2)
+    except (TrainingError, DataError, OSError) as error:
+        _end(error, 1)
+
+
+def _end(error: Exception, code: int) -> NoReturn:
+    if "--debug" in sys.argv:
+        traceback.print_exception(error)
+    typer.echo(f"mgk: {error}", err=True)
+    raise typer.Exit(code) from None

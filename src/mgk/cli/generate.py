@@ -1,0 +1,45 @@
+"""``mgk generate``: text from the language model of a run, as it comes."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mgk.cli.failures import told
+
+
+def generate(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run of a language model.")],
+    prompt: Annotated[str, typer.Option(help="What the text begins with.")] = "",
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="How long it goes on.")] = 100,
+    temperature: Annotated[float, typer.Option(min=0.001, help="Below 1 likelier words, above 1 rarer ones.")] = 1.0,
+    top_k: Annotated[int, typer.Option(min=0, help="Draw from so many likeliest tokens; 0 for all.")] = 50,
+    top_p: Annotated[float, typer.Option(min=0.001, max=1.0, help="Draw from the likeliest with this share.")] = 1.0,
+    greedy: Annotated[bool, typer.Option("--greedy", help="Always take the likeliest token.")] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Of the draws.")] = 0,
+) -> None:
+    """Stream text from a language model to stdout."""
+    with told():
+        from mgk.training.errors import TrainingError
+        from mgk.training.folder import RECIPE
+        from mgk.training.recipe import read_recipe
+
+        if not (run / RECIPE).is_file():
+            raise TrainingError(f"{run}: there is no run here ({RECIPE} is missing)")
+        read_recipe(run / RECIPE)  # before torch is imported
+
+        from mgk.training.generation import generate as write
+
+        write(
+            run,
+            prompt,
+            on_text=lambda text: typer.echo(text, nl=False),
+            max_new_tokens=max_new_tokens,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            greedy=greedy,
+            seed=seed,
+            say=lambda text: typer.echo(f"Note: {text}", err=True),
+        )
+        typer.echo()

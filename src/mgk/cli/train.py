@@ -1,0 +1,162 @@
+"""``mgk train``: from a recipe to a run's folder."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mgk.cli.failures import told
+
+if TYPE_CHECKING:
+    from mgk.training.recipe import Recipe
+    from mgk.training.summary import RunSummary
+
+
+def train(
+    task: Annotated[
+        str | None,
+        typer.Argument(help="listops, text, retrieval, image, pathfinder, wikitext-2 or wikitext-103."),
+    ] = None,
+    preset: Annotated[
+        str, typer.Option(help="paper: the paper's settings; laptop: an hour or less; smoke: seconds, on made-up data.")
+    ] = "laptop",
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="RUN", help="The run's folder.", show_default="runs/TASK-PRESET-ATTENTION-HEADSh-SEED"),
+    ] = None,
+    recipe: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A recipe in place of TASK and preset: RUN/recipe.yaml.")
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="FIELD=VALUE", help="Any field of the recipe, as in training.max_steps=100."),
+    ] = None,
+    attention: Annotated[
+        str | None, typer.Option(help="softmax, linear, mgk, smgk, mlk or smlk: model.attention.")
+    ] = None,
+    heads: Annotated[int | None, typer.Option(help="model.num_attention_heads.")] = None,
+    mixtures: Annotated[int | None, typer.Option(help="model.num_mixtures.")] = None,
+    layers: Annotated[int | None, typer.Option(help="model.num_hidden_layers.")] = None,
+    steps: Annotated[int | None, typer.Option(help="training.max_steps.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="training.batch_size, of one step over all processes.")] = None,
+    accumulation: Annotated[int | None, typer.Option(help="training.accumulation.")] = None,
+    lr: Annotated[float | None, typer.Option(help="training.learning_rate.")] = None,
+    precision: Annotated[str | None, typer.Option(help="float32 or bfloat16: training.precision.")] = None,
+    device: Annotated[str | None, typer.Option(help="auto or cpu: training.device.")] = None,
+    threads: Annotated[int | None, typer.Option(help="training.threads.")] = None,
+    seed: Annotated[int | None, typer.Option(help="seed.")] = None,
+    data: Annotated[Path | None, typer.Option(metavar="DIR", help="data.folder, where the prepared sets are.")] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the newest whole checkpoint; --out alone is enough.")
+    ] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Delete the run that is there.")] = False,
+    show: Annotated[bool, typer.Option("--show", help="Print the recipe that would be run, and end.")] = False,
+) -> None:
+    """Train a model by a recipe, measure it and save it. Under torchrun: torchrun ... -m mgk train ..."""
+    options = {
+        "model.attention": attention,
+        "model.num_attention_heads": heads,
+        "model.num_mixtures": mixtures,
+        "model.num_hidden_layers": layers,
+        "training.max_steps": steps,
+        "training.batch_size": batch_size,
+        "training.accumulation": accumulation,
+        "training.learning_rate": lr,
+        "training.precision": precision,
+        "training.device": device,
+        "training.threads": threads,
+        "seed": seed,
+        "data.folder": None if data is None else str(data),
+    }
+    with told():
+        from mgk.training.folder import check_folder
+        from mgk.training.recipe import parse_overrides
+
+        overrides = {name: value for name, value in options.items() if value is not None}
+        chosen = _recipe(task, preset, recipe, out, resume, {**overrides, **parse_overrides(set_ or [])})
+        if show:
+            typer.echo(chosen.to_yaml(), nl=False)
+            return
+        run = out or default_folder(chosen)
+        is_first = os.environ.get("RANK", "0") == "0"
+        if is_first:  # before torch is imported
+            check_folder(chosen, run, resume=resume, overwrite=overwrite)
+            _check_data(chosen)
+        _train(chosen, run, resume, overwrite, is_first)
+
+
+def default_folder(recipe: "Recipe") -> Path:
+    """The folder of a run that is given none."""
+    model = recipe.model
+    return Path("runs") / f"{recipe.task}-{recipe.preset}-{model.attention}-{model.num_attention_heads}h-{recipe.seed}"
+
+
+def _recipe(
+    task: str | None, preset: str, file: Path | None, out: Path | None, resume: bool, overrides: dict[str, Any]
+) -> "Recipe":
+    from mgk.training.errors import RecipeError
+    from mgk.training.folder import RECIPE
+    from mgk.training.recipe import load_recipe, read_recipe
+
+    if task is not None and file is not None:
+        raise RecipeError("give TASK or --recipe, not both")
+    if task is not None:
+        return load_recipe(task, preset, overrides=overrides)
+    if file is None and resume and out is not None:
+        file = out / RECIPE
+    if file is None:
+        raise RecipeError("give a TASK, or --recipe FILE, or --resume --out RUN")
+    return read_recipe(file, overrides=overrides)
+
+
+def _check_data(recipe: "Recipe") -> None:
+    """Raise, with what to do, when the data are absent and cannot be made on the way."""
+    from mgk.data.catalog import find_task
+    from mgk.data.preparation import prepared
+
+    if not recipe.data.options and not find_task(recipe.data.name).is_synthetic:
+        prepared(recipe.data.name, recipe.data.folder)
+
+
+def _train(recipe: "Recipe", run: Path, resume: bool, overwrite: bool, is_first: bool) -> None:
+    from mgk.cli.training_progress import TrainingProgress
+    from mgk.training.run import train as run_recipe
+
+    with TrainingProgress(f"train {recipe.task}", is_shown=is_first) as progress:
+        summary = run_recipe(
+            recipe,
+            run,
+            resume=resume,
+            overwrite=overwrite,
+            on_step=progress.step,
+            on_log=progress.log,
+            on_test=progress.test,
+            say=progress.say,
+        )
+    if is_first:
+        _show(summary, run)
+
+
+def _show(summary: "RunSummary", run: Path) -> None:
+    from mgk.analysis.statistics import wilson_interval
+
+    memory = "" if summary.peak_memory_bytes is None else f", {summary.peak_memory_bytes / 1e6:,.0f} MB at the peak"
+    sample = " (a made-up sample, not the real task)" if summary.data.startswith("synthetic-") else ""
+    typer.echo(
+        f"{summary.attention}, {summary.heads} heads, {summary.parameters:,} parameters, on {summary.data}{sample}"
+    )
+    typer.echo(
+        f"{summary.steps:,} steps, {summary.seconds_per_step:.3g} s each, {summary.tokens_per_second:,.0f} tokens/s{memory}"
+    )
+    if summary.correct is not None and summary.examples:
+        found = wilson_interval(summary.correct, summary.examples)
+        typer.echo(
+            f"test accuracy {found.estimate:.2%} (95% interval {found.low:.2%} to {found.high:.2%},"
+            f" {summary.examples:,} examples)"
+        )
+    for name in ("best_validation_accuracy", "test_perplexity", "test_sliding_perplexity"):
+        if name in summary.metrics:
+            value = summary.metrics[name]
+            typer.echo(f"{name.replace('_', ' ')} {f'{value:.2%}' if 'accuracy' in name else f'{value:.2f}'}")
+    typer.echo(f"model: {run / 'model'}; measure it with: mgk eval {run}")

@@ -1,0 +1,1 @@
+"""Comparisons of trained models: several runs under one budget, their statistics, and the page that shows them."""

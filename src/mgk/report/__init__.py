@@ -1,0 +1,1 @@
+"""Self-contained HTML pages: text, tables, charts and pictures in one file that needs no network."""

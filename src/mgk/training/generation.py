@@ -1,0 +1,105 @@
+"""Text from the language model of a run."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoTokenizer, TextStreamer
+
+from mgk.data.catalog import find_task
+from mgk.models import MgkForCausalLM
+from mgk.training.errors import RecipeError, TrainingError
+from mgk.training.evaluation import choose_device
+from mgk.training.folder import MODEL, RECIPE
+from mgk.training.recipe import read_recipe
+from mgk.training.run import quiet
+
+_LINE_END = "<eos>"
+
+
+def generate(
+    run: Path,
+    prompt: str = "",
+    *,
+    on_text: Callable[[str], None] = lambda text: None,
+    max_new_tokens: int = 100,
+    temperature: float = 1.0,
+    top_k: int = 50,
+    top_p: float = 1.0,
+    greedy: bool = False,
+    seed: int = 0,
+    say: Callable[[str], None] = lambda text: None,
+) -> str:
+    """The prompt and what follows it.
+
+    Args:
+        run: the folder of a finished run.
+        prompt: what the text begins with; the end of a line if empty.
+        on_text: called with each piece of it, as soon as that is sure.
+        max_new_tokens: how long it goes on.
+        temperature: that logits are divided by.
+        top_k: draw from so many likeliest tokens; 0 for all.
+        top_p: draw from the likeliest tokens that have this share together.
+        greedy: take the likeliest token always.
+        seed: of the draws.
+        say: called with notes, such as words that the model does not know.
+    """
+    recipe = read_recipe(run / RECIPE)
+    if find_task(recipe.data.name).kind != "language":
+        raise RecipeError(f"{run}: a model of {recipe.task} classifies, it does not generate text")
+    folder = run / MODEL
+    if not folder.is_dir():
+        raise TrainingError(f"{run}: this run is not finished: go on with mgk train --resume --out {run}")
+    with quiet():
+        try:
+            model = MgkForCausalLM.from_pretrained(folder).to(choose_device(recipe)).eval()
+            tokenizer = AutoTokenizer.from_pretrained(folder)
+        except (OSError, ValueError) as error:
+            raise TrainingError(f"{folder}: the model cannot be loaded ({error})") from None
+    inputs = tokenizer(prompt or "\n", return_tensors="pt")
+    ids = inputs["input_ids"]
+    _say_unknown(tokenizer, ids, say)
+    length, limit = ids.shape[1] + max_new_tokens, model.config.max_position_embeddings
+    if length > limit:
+        if model.config.position == "learned" and length - 1 > limit:
+            raise RecipeError(
+                f"{ids.shape[1]} tokens of the prompt and {max_new_tokens} new ones exceed the model's {limit} positions"
+            )
+        say(f"beyond {limit} tokens the model is outside of what it was trained on")
+    options: dict[str, Any] = {"do_sample": False}
+    if not greedy:
+        options = {"do_sample": True, "temperature": temperature, "top_k": top_k, "top_p": top_p}
+    streamer = _Pieces(tokenizer, on_text, skip_prompt=not prompt)
+    torch.manual_seed(seed)
+    with quiet():
+        model.generate(
+            ids.to(model.device),
+            attention_mask=torch.ones_like(ids).to(model.device),
+            max_new_tokens=max_new_tokens,
+            eos_token_id=None,  # the end of a line, not of the text
+            pad_token_id=0,
+            streamer=streamer,
+            **options,
+        )
+    return "".join(streamer.pieces)
+
+
+class _Pieces(TextStreamer):
+    """Hands on text as soon as it is sure: a word when it has ended, a letter when all its bytes are there."""
+
+    def __init__(self, tokenizer: Any, on_text: Callable[[str], None], *, skip_prompt: bool) -> None:
+        super().__init__(tokenizer, skip_prompt=skip_prompt)
+        self.pieces: list[str] = []
+        self._on_text = on_text
+
+    def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
+        self.pieces.append(text.replace(f"{_LINE_END} ", "\n").replace(_LINE_END, "\n"))
+        self._on_text(self.pieces[-1])
+
+
+def _say_unknown(tokenizer: Any, ids: torch.Tensor, say: Callable[[str], None]) -> None:
+    unknown = getattr(tokenizer, "unk_token_id", None)
+    number = 0 if unknown is None else int((ids == unknown).sum())
+    if number:
+        say(f"{number} of {ids.shape[1]} words of the prompt are not in the vocabulary")

@@ -1,0 +1,67 @@
+"""Checkpoints: sealed whole, damage is found, the newest whole one is chosen."""
+
+import json
+
+import pytest
+
+from mgk.training import checkpoints
+
+
+def make(run, step, content=b"weights"):
+    written = run / "checkpoints" / ".writing" / f"checkpoint-{step}"
+    written.mkdir(parents=True)
+    (written / "model.safetensors").write_bytes(content)
+    (written / "optimizer.pt").write_bytes(content * 2)
+    target = run / "checkpoints" / f"step-{step}"
+    checkpoints.seal(written, target)
+    assert not written.exists()
+    return target
+
+
+def test_the_newest_whole_one_is_chosen(tmp_path):
+    assert checkpoints.choose(tmp_path) == checkpoints.Choice(None, {})
+    make(tmp_path, 9)
+    newest = make(tmp_path, 10)
+    assert checkpoints.choose(tmp_path) == checkpoints.Choice(newest, {})
+    assert checkpoints.choose(tmp_path).step == 10
+
+
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "what"),
+    [
+        (lambda path: flip(path / "optimizer.pt"), "the content of optimizer.pt has changed"),
+        (lambda path: (path / "optimizer.pt").write_bytes(b""), "optimizer.pt has 0 bytes instead of 14"),
+        (lambda path: (path / "model.safetensors").unlink(), "model.safetensors is missing"),
+        (lambda path: (path / "manifest.json").unlink(), "manifest.json is missing"),
+        (lambda path: (path / "manifest.json").write_text("{"), "manifest.json cannot be read"),
+        (lambda path: (path / "manifest.json").write_text("[]"), "manifest.json cannot be read"),
+        (lambda path: (path / "manifest.json").write_text(json.dumps({"files": {"x": 1}})), "x is missing"),
+    ],
+)
+def test_damage_is_found_and_the_one_before_is_taken(tmp_path, spoil, what):
+    good, bad = make(tmp_path, 4), make(tmp_path, 8)
+    spoil(bad)
+    choice = checkpoints.choose(tmp_path)
+    assert choice.path == good
+    assert what in choice.damaged[bad]
+
+
+def test_a_step_that_is_written_again_replaces_the_old_one(tmp_path):
+    make(tmp_path, 4)
+    path = make(tmp_path, 4, b"new")
+    assert (path / "model.safetensors").read_bytes() == b"new"
+    assert checkpoints.damage(path) is None
+
+
+def test_only_the_newest_are_kept_and_half_deleted_ones_are_not_trusted(tmp_path):
+    for step in (2, 4, 10):
+        make(tmp_path, step)
+    checkpoints.keep_newest(tmp_path, 2)
+    assert [path.name for path in checkpoints.list_checkpoints(tmp_path)] == ["step-10", "step-4"]
+    assert checkpoints.list_checkpoints(tmp_path / "none") == []

@@ -1,0 +1,119 @@
+"""Figures that do not depend on the batch size, with every example and token in them once."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from training_cases import tiny
+
+from mgk.data.language import sliding_window_loss
+from mgk.training import RecipeError, TrainingError, evaluate, train
+from mgk.training.evaluation import perplexity
+from mgk.training.generation import generate
+
+TEXT = np.random.default_rng(0).integers(0, 50, 400)
+
+
+def losses(inputs, targets):
+    """Made up, of the target and all tokens before it in the window, so that what is seen counts."""
+    return (inputs.double().cumsum(1) * 1e-3 + targets).sin().abs().float()
+
+
+@given(
+    length=st.integers(2, 120),
+    window=st.integers(1, 40),
+    stride=st.integers(1, 40),
+    batch_size=st.integers(1, 9),
+)
+def test_every_token_is_predicted_once(length, window, stride, batch_size):
+    stride = min(stride, window)
+    counted = []
+
+    def count(inputs, targets):
+        counted.extend(targets[targets != -100].tolist())
+        return torch.zeros(targets.shape)
+
+    text = np.arange(length)
+    found = perplexity(count, text, window=window, stride=stride, batch_size=batch_size)
+    assert sorted(counted) == list(range(1, length))
+    assert found.tokens == length - 1
+    assert found.is_whole
+
+
+@given(window=st.integers(1, 60), batch_size=st.integers(1, 50))
+def test_a_stride_of_one_is_the_papers_window(window, batch_size):
+    total, count = sliding_window_loss(losses, TEXT, window=window, batch_size=7)
+    found = perplexity(losses, TEXT, window=window, stride=1, batch_size=batch_size)
+    assert found.tokens == count
+    assert found.loss == pytest.approx(total / count, rel=1e-6)
+
+
+def test_wrong_windows_are_refused():
+    with pytest.raises(RecipeError, match="the stride must be from 1 to the window's 8 tokens, got 9"):
+        perplexity(losses, TEXT, window=8, stride=9, batch_size=1)
+    with pytest.raises(TrainingError, match="nothing to predict"):
+        perplexity(losses, TEXT[:1], window=8, stride=1, batch_size=1)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A classifier, a matcher and a language model, trained for a moment."""
+    folder = tmp_path_factory.mktemp("runs")
+    for task in ("text", "retrieval", "wikitext-2"):
+        train(tiny(task), folder / task)
+    return folder
+
+
+@pytest.mark.parametrize("task", ["text", "retrieval"])
+def test_accuracy_does_not_depend_on_the_batch_size(runs, task):
+    whole = evaluate(runs / task, batch_size=64)
+    for size in (1, 4):
+        found = evaluate(runs / task, batch_size=size)
+        assert found.loss == pytest.approx(whole.loss, abs=1e-5)
+        assert (found.correct, found.confusion, found.interval) == (whole.correct, whole.confusion, whole.interval)
+    assert (whole.examples, len(whole.correct), sum(map(sum, whole.confusion))) == (9, 9, 9)
+    assert sum(whole.confusion[place][place] for place in range(2)) == sum(whole.correct)
+    assert whole.interval.low < whole.value < whole.interval.high
+    assert evaluate(runs / task, split="validation").examples == 8
+
+
+def test_perplexity_does_not_depend_on_the_batch_size(runs):
+    whole = evaluate(runs / "wikitext-2", batch_size=64, stride=16, max_tokens=0)
+    small = evaluate(runs / "wikitext-2", batch_size=3, stride=16, max_tokens=0)
+    assert small.loss == pytest.approx(whole.loss, abs=1e-5)
+    assert small.sliding.loss == pytest.approx(whole.sliding.loss, abs=1e-5)
+    assert whole.sliding.is_whole
+    part = evaluate(runs / "wikitext-2", stride=1, max_tokens=200)
+    assert str(part.sliding).endswith(
+        f"(window 32, stride 1, the first 200 of {part.sliding.text_tokens:,} tokens only)"
+    )
+
+
+def test_what_cannot_be_measured_is_told(runs, tmp_path):
+    with pytest.raises(RecipeError, match="window, stride and max_tokens are for language models, not for text"):
+        evaluate(runs / "text", stride=1)
+    with pytest.raises(RecipeError, match=r"recipe\.yaml: cannot be read"):
+        evaluate(tmp_path)
+
+
+def test_text_is_generated_piece_by_piece(runs):
+    pieces, notes = [], []
+    text = generate(runs / "wikitext-2", "the old zeppelin", on_text=pieces.append, max_new_tokens=12, say=notes.append)
+    assert len(pieces) > 5
+    assert "".join(pieces) == text
+    assert text.startswith("the old <unk>")
+    assert notes == ["1 of 3 words of the prompt are not in the vocabulary"]
+    again = {seed: generate(runs / "wikitext-2", "the", max_new_tokens=12, seed=seed) for seed in (1, 2)}
+    assert again[1] == generate(runs / "wikitext-2", "the", max_new_tokens=12, seed=1)
+    assert again[1] != again[2]
+    greedy = {generate(runs / "wikitext-2", "", max_new_tokens=5, greedy=True, seed=seed) for seed in (1, 2)}
+    assert len(greedy) == 1
+
+
+def test_what_cannot_be_generated_is_told(runs, tmp_path):
+    with pytest.raises(RecipeError, match="a model of text classifies"):
+        generate(runs / "text", "x")
+    notes = []
+    generate(runs / "wikitext-2", "the", max_new_tokens=40, greedy=True, say=notes.append)
+    assert notes == ["beyond 32 tokens the model is outside of what it was trained on"]

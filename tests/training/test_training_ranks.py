@@ -1,0 +1,56 @@
+"""Several processes: the losses of one, M-step priors included; sharded models train as unsharded ones do."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import sharded_training
+from training_cases import tiny, trajectory
+
+from mgk.models import MgkForCausalLM, MgkForSequenceClassification
+from mgk.training import read_summary, train
+from mgk.training.recipe import write_recipe
+
+
+def torchrun(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *arguments]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+
+
+def test_two_ranks_give_the_losses_of_one_process(tmp_path):
+    # Text of different lengths, and a last segment that is shorter: ranks then hold different numbers of targets.
+    recipe = tiny(
+        "wikitext-2",
+        model__prior="em",
+        model__hidden_dropout_prob=0.0,
+        training__batch_size=128,
+        training__accumulation=2,
+        data__validation_examples=None,
+    )
+    train(recipe, tmp_path / "one")
+    write_recipe(recipe, tmp_path / "recipe.yaml")
+    result = torchrun("-m", "mgk", "train", "--recipe", str(tmp_path / "recipe.yaml"), "--out", str(tmp_path / "two"))
+    assert result.returncode == 0, result.stderr
+    one, two = trajectory(tmp_path / "one"), trajectory(tmp_path / "two")
+    for line, other in zip(one, two, strict=True):
+        assert other == pytest.approx(line, abs=1e-5)
+    assert read_summary(tmp_path / "two").processes == 2
+    metrics = [read_summary(tmp_path / name).metrics for name in ("one", "two")]
+    assert metrics[1] == pytest.approx(metrics[0], rel=1e-5)
+    assert result.stdout.count("model: ") == 1  # the first rank alone speaks
+    states = [tmp_path / "two" / "checkpoints" / "step-6" / f"rng_state_{rank}.pth" for rank in range(2)]
+    assert states[0].read_bytes() != states[1].read_bytes()  # each rank has dropout of its own
+
+
+def test_sharded_models_train_as_unsharded_ones_do():
+    result = torchrun(str(Path(sharded_training.__file__)))
+    assert result.returncode == 0, result.stderr
+    found = json.loads(result.stdout.splitlines()[-1])
+    for head in (MgkForSequenceClassification, MgkForCausalLM):
+        for attention, prior in sharded_training.CASES:
+            whole = sharded_training.losses(sharded_training.make(attention, prior, head), 0, 1)
+            assert found[f"{head.__name__}-{attention}-{prior}"] == pytest.approx(whole, abs=1e-5)

@@ -1,0 +1,263 @@
+"""Runs in this process: every task, repetition, resuming, damage, full disks, numbers that are not finite."""
+
+import errno
+import json
+import math
+import os
+import signal
+
+import pytest
+import torch
+from training_cases import tiny, trajectory, weights
+
+from mgk.training import (
+    Interrupted,
+    RecipeError,
+    TrainingError,
+    read_correct,
+    read_metrics,
+    read_recipe,
+    read_summary,
+    train,
+)
+from mgk.training.recipe import TASKS
+
+
+class Killed(BaseException):
+    """As good as SIGKILL for what is on the disk: nothing is cleaned up after the step."""
+
+
+def killed_at(step):
+    def on_step(done, total):
+        if done == step:
+            raise Killed
+
+    return on_step
+
+
+def killed_run(recipe, out, step):
+    with pytest.raises(Killed):
+        train(recipe, out, on_step=killed_at(step))
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_every_task_trains_measures_and_saves(tmp_path, task):
+    recipe = tiny(task, evaluation__batch_size=16)
+    summary = train(recipe, tmp_path / "run")
+    assert summary == read_summary(tmp_path / "run")
+    assert read_recipe(tmp_path / "run" / "recipe.yaml") == recipe
+    assert (summary.task, summary.steps, summary.processes) == (task, 6, 1)
+    assert summary.seconds_per_step > 0
+    assert summary.tokens_per_second > 0
+    lines = read_metrics(tmp_path / "run")
+    assert [line["step"] for line in lines if "loss" in line] == [1, 2, 3, 4, 5, 6]
+    assert [line["step"] for line in lines if "eval_loss" in line] == [3, 6]
+    assert summary.train_loss == next(line["loss"] for line in reversed(lines) if "loss" in line)
+    if summary.metric == "accuracy":
+        assert len(read_correct(tmp_path / "run")) == summary.examples == 9
+        assert summary.metrics["test_accuracy"] == summary.correct / 9 == sum(read_correct(tmp_path / "run")) / 9
+    else:
+        assert summary.metrics["test_perplexity"] == pytest.approx(math.exp(summary.metrics["test_loss"]))
+        assert summary.metrics["test_sliding_perplexity"] > 1
+    environment = json.loads((tmp_path / "run" / "environment.json").read_bytes())
+    assert environment["data"]["task"] == recipe.data.name
+    assert environment["sessions"][0]["versions"]["torch"].startswith(torch.__version__.partition("+")[0])
+    assert "made-up sample" in (tmp_path / "run" / "model" / "README.md").read_text()
+    names = {path.name for path in (tmp_path / "run").iterdir()}
+    assert {"metrics.jsonl", "tensorboard", "checkpoints", "model", "summary.json"} <= names
+    assert {path.name for path in (tmp_path / "run" / "checkpoints").iterdir()} == {"step-4", "step-6"}
+
+
+def test_images_in_colour_as_patches(tmp_path):
+    summary = train(tiny("image", data__colour=True, model__patch_size=8), tmp_path / "run")
+    assert summary.examples == 9
+
+
+def test_a_recipe_repeats_to_the_same_numbers_and_a_seed_changes_them(tmp_path):
+    runs = [tmp_path / name for name in ("a", "b", "c")]
+    for run, seed in zip(runs, (1, 1, 2), strict=True):
+        train(tiny(seed=seed), run)
+    assert trajectory(runs[0]) == trajectory(runs[1])
+    assert weights(runs[0]) == weights(runs[1])
+    assert trajectory(runs[0])[-1] != trajectory(runs[2])[-1]
+
+
+def test_evaluating_more_often_does_not_change_the_run(tmp_path):
+    for name, every in (("often", 1), ("seldom", 6)):
+        train(tiny(evaluation__every=every, evaluation__select="last"), tmp_path / name)
+    often, seldom = ([line for line in trajectory(tmp_path / name) if "loss" in line] for name in ("often", "seldom"))
+    assert often == seldom
+
+
+@pytest.mark.parametrize("step", [1, 3, 5, 6])
+def test_a_run_that_was_killed_goes_on_to_the_same_end(tmp_path, step):
+    recipe = tiny("text", model__prior="em", model__variance="em", training__log_every=4, data__group_by_length=True)
+    whole = train(recipe, tmp_path / "whole")
+    killed_run(recipe, tmp_path / "killed", step)
+    again = train(recipe, tmp_path / "killed", resume=True)
+    assert trajectory(tmp_path / "killed") == trajectory(tmp_path / "whole")
+    assert weights(tmp_path / "killed") == weights(tmp_path / "whole")
+    assert again.metrics == whole.metrics
+    sessions = json.loads((tmp_path / "killed" / "environment.json").read_bytes())["sessions"]
+    assert [session["from_step"] for session in sessions] == [0, (step - 1) // 2 * 2]
+
+
+def test_a_run_killed_while_it_tests_goes_on_to_the_same_end(tmp_path):
+    recipe = tiny("wikitext-2")
+    train(recipe, tmp_path / "whole")
+
+    def die(done, total):
+        raise Killed
+
+    with pytest.raises(Killed):
+        train(recipe, tmp_path / "killed", on_test=die)
+    train(recipe, tmp_path / "killed", resume=True)
+    assert read_summary(tmp_path / "killed").metrics == read_summary(tmp_path / "whole").metrics
+    assert weights(tmp_path / "killed") == weights(tmp_path / "whole")
+
+
+def test_a_finished_run_is_not_run_again(tmp_path):
+    summary = train(tiny(), tmp_path / "run")
+    assert train(tiny(), tmp_path / "run", resume=True, on_step=killed_at(1)) == summary
+
+
+def test_a_damaged_checkpoint_is_told_and_the_one_before_used(tmp_path):
+    recipe = tiny()
+    train(recipe, tmp_path / "whole")
+    killed_run(recipe, tmp_path / "run", 5)
+    path = tmp_path / "run" / "checkpoints" / "step-4" / "optimizer.pt"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    with (tmp_path / "run" / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 5, "lo')  # killed as it wrote
+    notes = []
+    train(recipe, tmp_path / "run", resume=True, say=notes.append)
+    assert notes == [
+        f"{path.parent} is damaged (the content of optimizer.pt has changed): it is not used",
+        f"going on from {path.parents[1] / 'step-2'}",
+    ]
+    assert trajectory(tmp_path / "run") == trajectory(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), RuntimeError("unexpected pos 64")])
+def test_a_full_disk_ends_the_run_and_leaves_the_last_checkpoint(tmp_path, monkeypatch, error):
+    save = torch.save
+
+    def full(obj, path, **options):
+        if "checkpoint-4" in str(path):
+            raise error
+        save(obj, path, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "save", full)
+        with pytest.raises(TrainingError, match=r"step 4 cannot be saved \(.*\); the last good checkpoint is .*step-2"):
+            train(tiny(), tmp_path / "run")
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-2"]
+    assert train(tiny(), tmp_path / "run", resume=True).steps == 6
+
+
+def test_a_loss_that_is_not_finite_names_step_and_module(tmp_path):
+    recipe = tiny(training__learning_rate=1e36, training__warmup_steps=0, training__save_every=1)
+    with pytest.raises(TrainingError, match=r"the loss of step 2 is nan: .* in the (output of|weights) '.*step-1"):
+        train(recipe, tmp_path / "run")
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-1"]
+
+
+def test_weights_that_are_not_finite_are_never_saved(tmp_path, monkeypatch):
+    from mgk.training.trainer import MgkTrainer
+
+    finish = MgkTrainer.finish_step
+
+    def spoil(self):
+        finish(self)
+        if self.state.global_step == 4:
+            next(self.model.parameters()).data[0] = torch.inf
+
+    monkeypatch.setattr(MgkTrainer, "finish_step", spoil)
+    with pytest.raises(TrainingError, match=r"step 4 made the weights '.*' not finite; .*step-2"):
+        train(tiny(evaluation__every=6), tmp_path / "run")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_and_the_run_goes_on_to_the_same_end(tmp_path, number):
+    recipe = tiny(training__log_every=4)
+    train(recipe, tmp_path / "whole")
+
+    def stop(done, total):
+        if done == 3:
+            os.kill(os.getpid(), number)
+
+    before = signal.getsignal(number)
+    with pytest.raises(Interrupted, match=rf"stopped by {number.name} at step [34]; go on with: mgk train --resume"):
+        train(recipe, tmp_path / "run", on_step=stop)
+    assert signal.getsignal(number) is before
+    train(recipe, tmp_path / "run", resume=True)
+    assert trajectory(tmp_path / "run") == trajectory(tmp_path / "whole")
+    assert weights(tmp_path / "run") == weights(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [{"model__prior": "em", "model__variance": "em"}, {"training__gradient_checkpointing": True, "model__prior": "em"}],
+    ids=["em", "em-checkpointing"],
+)
+def test_accumulation_gives_the_losses_of_one_batch(tmp_path, overrides):
+    still = {"model__hidden_dropout_prob": 0.0, "model__attention_probs_dropout_prob": 0.0, **overrides}
+    train(tiny("text", **still), tmp_path / "one")
+    train(tiny("text", **still, training__accumulation=4), tmp_path / "four")
+    for one, four in zip(trajectory(tmp_path / "one"), trajectory(tmp_path / "four"), strict=True):
+        assert four == pytest.approx(one, abs=1e-5)
+
+
+def test_folders_are_not_overwritten_or_mixed_up(tmp_path):
+    run = tmp_path / "run"
+    killed_run(tiny(), run, 3)
+    with pytest.raises(RecipeError, match="there is something here already: go on with --resume, or --overwrite it"):
+        train(tiny(), run)
+    with pytest.raises(RecipeError, match=r"started with training.max_steps = 6, not 8: resume it without changes"):
+        train(tiny(training__max_steps=8), run, resume=True)
+    with pytest.raises(RecipeError, match="resumed or overwritten, not both"):
+        train(tiny(), run, resume=True, overwrite=True)
+    train(tiny(seed=1), run, overwrite=True)
+    with pytest.raises(RecipeError, match="there is a finished run here already"):
+        train(tiny(), run)
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "thesis.txt").write_text("years of work")
+    for options in ({"overwrite": True}, {"resume": True}, {}):
+        with pytest.raises(RecipeError, match="other: "):
+            train(tiny(), other, **options)
+    assert (other / "thesis.txt").exists()
+    with pytest.raises(RecipeError, match="this is a file"):
+        train(tiny(), other / "thesis.txt")
+
+
+def test_data_that_changed_are_refused(tmp_path):
+    killed_run(tiny(), tmp_path / "run", 3)
+    path = tmp_path / "run" / "environment.json"
+    environment = json.loads(path.read_bytes())
+    first = next(iter(environment["data"]["files"].values()))
+    first["sha256"] = "0" * 64
+    path.write_text(json.dumps(environment))
+    with pytest.raises(TrainingError, match="the data have changed since"):
+        train(tiny(), tmp_path / "run", resume=True)
+
+
+def test_data_with_options_are_generated_on_first_use(tmp_path):
+    options = {"seed": 1, "train": 20, "validation": 4, "test": 5, "min_length": 4, "max_length": 30, "max_depth": 3}
+    recipe = tiny(data__name="listops", data__options=options, data__folder=str(tmp_path / "data"))
+    assert train(recipe, tmp_path / "run").examples == 5
+    with pytest.raises(RecipeError, match="text is read from files"):
+        train(tiny("text", data__name="text", data__options={"seed": 1}), tmp_path / "none")
+    with pytest.raises(RecipeError, match=r"data\.options: listops has no option 'depth'"):
+        train(tiny(data__name="listops", data__options={"depth": 1}), tmp_path / "nothing")
+
+
+def test_what_the_model_cannot_be_is_told(tmp_path):
+    with pytest.raises(RecipeError, match="model: .*rotary"):
+        train(tiny(model__position="rotary", model__head_dim=5), tmp_path / "run")
+    with pytest.raises(RecipeError, match="cannot be shared out over 3 processes"):
+        from mgk.training.run import check_shares
+
+        check_shares(tiny(), 3)
