@@ -37,7 +37,7 @@ def main() -> int:
             "options": manifest.options,
             "examples": examples,
             "tokens": {split: arrays["tokens"].shape[0] for split, arrays in manifest.splits.items()},
-            "sha256": {name: spec.sha256 for name, spec in manifest.files.items()},
+            "sha256": {name: spec.sha256 for name, spec in manifest.files.items() if name.endswith(".bin")},
             "seconds": round(seconds, 2),
             "limit_seconds": options.limit,
             "machine": asdict(describe()),

@@ -16,9 +16,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("docs/images"), help="(default: %(default)s)")
     folder = parser.parse_args().out
     for difficulty in DIFFICULTIES:
-        rows = []
+        block, rows = draw(0, 0, difficulty), []
         for label in (1, 0):
-            images = [draw(0, 2 * column + 1 - label, difficulty).image for column in range(COLUMNS)]
+            images = block.images[block.labels == label][:COLUMNS]
             rows.append(np.concatenate([np.pad(image, 1, constant_values=128) for image in images], 1))
         sheet = np.concatenate(rows).repeat(ZOOM, 0).repeat(ZOOM, 1)
         (folder / f"pathfinder_{difficulty}.png").write_bytes(write_png(sheet))

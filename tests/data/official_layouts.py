@@ -64,41 +64,32 @@ def write_cifar_binary(folder: Path, per_batch: int = 4) -> Path:
 
 
 def cifar_pickle(images: np.ndarray, labels: np.ndarray, dtype: bytes = b"u1") -> bytes:
-    """The instructions of the official files, which Python 2 wrote with protocol 2."""
+    """The instructions of the official files, which Python 2 wrote with protocol 2: lists in pieces of 1,000."""
 
     def text(value: bytes) -> bytes:
         return b"U" + bytes([len(value)]) + value
 
+    def items(values: list[bytes]) -> bytes:
+        pieces = [values[start : start + 1000] for start in range(0, len(values), 1000)]
+        return b"".join(b"(" + b"".join(piece) + b"e" for piece in pieces)
+
     content = images.tobytes()
-    array = (
-        b"cnumpy.core.multiarray\n_reconstruct\nq\x07cnumpy\nndarray\nq\x08K\x00\x85q\x09"
-        + text(b"b")
-        + b"q\x0a\x87q\x0b"
-        b"Rq\x0c(K\x01M" + struct.pack("<H", len(images)) + b"M" + struct.pack("<H", images.shape[1]) + b"\x86q\x0d"
-        b"cnumpy\ndtype\nq\x0e"
-        + text(dtype)
-        + b"q\x0fK\x00K\x01\x87q\x10Rq\x11(K\x03"
-        + text(b"|")
-        + b"q\x12NNNJ\xff\xff"
-        b"\xff\xffJ\xff\xff\xff\xffK\x00tb\x89T" + struct.pack("<i", len(content)) + content + b"tb"
-    )
-    numbers = b"]q\x05(" + b"".join(b"K" + bytes([label]) for label in labels) + b"e"
-    return (
-        b"\x80\x02}q\x01("
-        + text(b"batch_label")
-        + b"q\x02"
-        + text(b"training batch")
-        + b"q\x03"
-        + text(b"labels")
-        + b"q\x04"
-        + numbers
-        + text(b"data")
-        + b"q\x06"
-        + array
-        + text(b"filenames")
-        + b"q\x13]q\x14("
-        + text(b"a.png")
-        + b"eu."
+    shape = b"M" + struct.pack("<H", len(images)) + b"M" + struct.pack("<H", images.shape[1])
+    return b"".join(
+        [
+            b"\x80\x02}q\x01(" + text(b"batch_label") + b"q\x02" + text(b"training batch 1 of 5") + b"q\x03",
+            text(b"labels") + b"q\x04]q\x05" + items([b"K" + bytes([label]) for label in labels]),
+            text(b"data") + b"q\x06cnumpy.core.multiarray\n_reconstruct\nq\x07cnumpy\nndarray\nq\x08K\x00\x85",
+            text(b"b")
+            + b"\x87Rq\x09(K\x01"
+            + shape
+            + b"\x86cnumpy\ndtype\nq\x0a"
+            + text(dtype)
+            + b"K\x00K\x01\x87Rq\x0b",
+            b"(K\x03" + text(b"|") + b"NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb\x89T",
+            struct.pack("<i", len(content)) + content + b"tb",
+            text(b"filenames") + b"q\x0c]q\x0d" + items([text(b"a.png") + b"q\x0e"] * len(images)) + b"u.",
+        ]
     )
 
 
@@ -127,7 +118,7 @@ def write_mnist(folder: Path, train: int = 10, test: int = 4, side: int = 28) ->
 
 
 def write_pathfinder(folder: Path, per_file: int = 10, side: int = 32) -> Path:
-    place = folder / "pathfinder32" / "curv_contour_length_14"
+    place = folder / f"pathfinder{side}" / "curv_contour_length_14"
     (place / "metadata").mkdir(parents=True)
     for number in range(2):
         (place / "imgs" / str(number)).mkdir(parents=True)
@@ -137,7 +128,26 @@ def write_pathfinder(folder: Path, per_file: int = 10, side: int = 32) -> Path:
             (place / "imgs" / str(number) / f"sample_{sample}.png").write_bytes(write_png(image))
             lines.append(f"imgs/{number} sample_{sample}.png {sample} {sample % 2} 1.0 14 4 2 0.5 1 1\n")
         (place / "metadata" / f"{number}.npy").write_text("".join(lines))
-    return folder / "pathfinder32"
+    return folder / f"pathfinder{side}"
+
+
+def write_listops(folder: Path, rows: int = 3) -> Path:
+    folder.mkdir(parents=True)
+    for split in ("train", "val", "test"):
+        lines = [f"( ( ( [MAX {i} ) 2 ) ] )\t{max(i, 2)}\r\n" for i in range(rows)]
+        (folder / f"basic_{split}.tsv").write_bytes(("Source\tTarget\r\n" + "".join(lines)).encode())
+    return folder
+
+
+def write_lra_release(folder: Path) -> Path:
+    """The release of all tasks: ListOps lies in it twice, and every resolution of Pathfinder under the same names."""
+    inner = folder / "lra_release" / "lra_release"
+    write_listops(folder / "lra_release" / "listops-1000")
+    write_listops(inner / "listops-1000")
+    write_pairs(inner)
+    for side in (32, 64):
+        write_pathfinder(inner, side=side)
+    return folder / "lra_release"
 
 
 def pack(folder: Path, archive: Path) -> Path:

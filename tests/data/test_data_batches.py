@@ -88,6 +88,58 @@ def test_going_on_in_the_middle_of_an_epoch(tmp_path: Path, workers: int) -> Non
         assert all(torch.equal(one[name], other[name]) for name in one)
 
 
+@settings(max_examples=50, deadline=None)
+@given(
+    rows=st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=12), min_size=1, max_size=8),
+    pad_id=st.sampled_from([0, 7, None]),
+)
+def test_the_collator_keeps_every_token_in_its_place(rows: list[list[int]], pad_id: int | None) -> None:
+    examples = [{"input_ids": torch.tensor(row), "labels": torch.tensor(len(row))} for row in rows]
+    batch = Collator(pad_id)(examples)
+    longest = max(map(len, rows))
+    assert batch["input_ids"].tolist() == [row + [pad_id or 0] * (longest - len(row)) for row in rows]
+    assert batch["labels"].tolist() == [len(row) for row in rows]
+    if pad_id is None:
+        assert "attention_mask" not in batch
+    else:
+        assert batch["attention_mask"].tolist() == [[1] * len(row) + [0] * (longest - len(row)) for row in rows]
+
+
+@settings(max_examples=50, deadline=None)
+@given(num_examples=st.integers(3, 100), world_size=st.integers(1, 3), epoch=st.integers(0, 3), data=st.data())
+def test_what_is_left_of_an_epoch_on_any_rank(num_examples: int, world_size: int, epoch: int, data) -> None:
+    rank = data.draw(st.integers(0, world_size - 1))
+    batches = EpochBatches(num_examples, 4, lengths=np.arange(num_examples) % 5, rank=rank, world_size=world_size)
+    start = data.draw(st.integers(0, batches.steps))
+    batches.set_epoch(epoch)
+    whole = list(batches)
+    batches.set_epoch(epoch, start)
+    assert list(batches) == whole[start:]
+    assert len(batches) == len(whole) - start
+
+
+@pytest.mark.parametrize("name", ["listops", "retrieval", "image", "pathfinder", "wikitext-2", "plain"])
+def test_one_loop_serves_every_kind_of_task(tmp_path: Path, name: str) -> None:
+    data = load(f"synthetic-{name}", "validation", folder=str(tmp_path))
+    assert data.vocab_size > 0
+    assert len(data.lengths) == len(data)
+    for place in (0, len(data) - 1):
+        rows = [row for key, row in data[place].items() if key.startswith("input_ids")]
+        assert data.lengths[place] == max(map(len, rows))
+    batches = EpochBatches(len(data), 4, lengths=data.lengths)
+    batch = next(iter(DataLoader(data, batch_sampler=batches, collate_fn=Collator(data.pad_id))))
+    assert len(batch["input_ids"]) == len(batch["labels"]) == min(4, len(data))
+
+
+def test_workers_that_are_spawned(tmp_path: Path) -> None:
+    data = load("synthetic-text", "validation", folder=tmp_path)
+    options = {"batch_size": 16, "collate_fn": Collator(data.pad_id)}
+    here = list(DataLoader(data, **options))
+    there = list(DataLoader(data, num_workers=1, multiprocessing_context="spawn", **options))
+    assert len(here) == len(there) == 4
+    assert all(torch.equal(one[name], two[name]) for one, two in zip(here, there, strict=True) for name in one)
+
+
 def test_padding_is_to_the_longest_row_of_the_batch(tmp_path: Path) -> None:
     data = load("synthetic-retrieval", "train", folder=tmp_path)
     batch = Collator(data.pad_id)([data[i] for i in range(5)])
@@ -155,11 +207,14 @@ def test_data_sets_are_small_to_send_to_workers_and_index_as_lists(tmp_path: Pat
 
 
 def test_bad_settings() -> None:
-    for options in ({"batch_size": 0}, {"batch_size": 1, "rank": 2, "world_size": 2}):
-        with pytest.raises(ValueError, match="wrong batch_size"):
-            EpochBatches(10, **options)
-    with pytest.raises(ValueError, match="lengths need shuffle"):
+    with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
+        EpochBatches(10, 0)
+    with pytest.raises(ValueError, match="rank must be from 0 to world_size - 1 = 1, got 2"):
+        EpochBatches(10, 1, rank=2, world_size=2)
+    with pytest.raises(ValueError, match="lengths must have one for each of 10 examples, got 9"):
         EpochBatches(10, 2, lengths=[1] * 9)
+    with pytest.raises(ValueError, match="lengths need shuffle=True"):
+        EpochBatches(10, 2, lengths=[1] * 10, shuffle=False)
     with pytest.raises(ValueError, match="start must be from 0 to the 5 batches"):
         EpochBatches(10, 2).set_epoch(0, start=6)
 
@@ -212,6 +267,7 @@ def test_the_trainer_of_transformers(tmp_path: Path) -> None:
         use_cpu=True,
         save_strategy="no",
         dataloader_num_workers=1,
+        train_sampling_strategy="group_by_length",
     )
     transformers.Trainer(Model(), arguments, train_dataset=data, data_collator=Collator(data.pad_id)).train()
     assert sorted(seen) == sorted(int(data[i]["input_ids"].sum()) for i in range(len(data)))

@@ -1,8 +1,10 @@
 """``mgk data`` as a user runs it."""
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -52,6 +54,13 @@ def test_list_prepare_inspect_verify(tmp_path: Path) -> None:
     for part in ("train: 6 examples", "classes 0: 3, 1: 3", "0: 'train neg review 0 é'", "##", "vocabulary of 257"):
         assert part in shown.stdout
 
+    (tmp_path / "data" / "mnist").mkdir()
+    (tmp_path / "data" / "mnist" / "manifest.json").write_text("{")
+    assert "damaged: see mgk data verify" in run("list", **out).stdout
+    verified = run("verify", **out)
+    assert (verified.returncode, verified.stdout) == (1, "text: 7 files, all as they were written\n")
+    assert "mnist/manifest.json: this is not a manifest" in verified.stderr
+    (tmp_path / "data" / "mnist" / "manifest.json").unlink()
     verified = run("verify", **out)
     assert (verified.returncode, verified.stdout) == (0, "text: 7 files, all as they were written\n")
     (path,) = (tmp_path / "data" / "text").glob("*/test.labels.bin")
@@ -61,6 +70,42 @@ def test_list_prepare_inspect_verify(tmp_path: Path) -> None:
     assert again.returncode == 0
     assert "Note: " in again.stderr
     assert "test.labels.bin" in again.stderr
+
+
+def test_nothing_to_verify(tmp_path: Path) -> None:
+    result = run("verify", MGK_DATA=str(tmp_path))
+    assert (result.returncode, result.stdout) == (0, f"nothing is prepared in {tmp_path}\n")
+
+
+def test_many_changed_files_are_not_all_listed(tmp_path: Path) -> None:
+    source = write_imdb(tmp_path)
+    run("prepare", "text", "--source", source, "--out", tmp_path / "out")
+    for number in range(10, 16):
+        (source / "train" / "pos" / f"{number}_8.txt").write_text("new")
+    notes = run("prepare", "text", "--source", source, "--out", tmp_path / "out").stderr.splitlines()
+    assert sum("this source file is new; prepared anew" in note for note in notes) == 3
+    assert notes[-1] == "Note: and 3 more of this kind."
+
+
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)])
+def test_stopped_in_the_middle(tmp_path: Path, sent: signal.Signals, code: int) -> None:
+    """Nothing half is published, and no worker is left behind."""
+    command = [sys.executable, "-m", "mgk", "data", "prepare", "pathfinder", "--workers", "2", "--out", str(tmp_path)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    while not list(tmp_path.glob("*/*/train.tokens.bin")):
+        assert process.poll() is None
+        time.sleep(0.05)
+    if sent == signal.SIGINT:
+        os.killpg(process.pid, sent)  # as Ctrl-C does
+    else:
+        process.send_signal(sent)
+    _, errors = process.communicate(timeout=60)  # returns when the last worker has closed its end of stderr
+    assert process.returncode == code
+    assert "Traceback" not in errors
+    assert not (tmp_path / "pathfinder" / "manifest.json").exists()
+    if sent == signal.SIGINT:
+        assert errors.splitlines()[-1] == "mgk: interrupted; what was there before is as it was"
+        assert list((tmp_path / "pathfinder").iterdir()) == []
 
 
 def test_listops_options_and_official_files(tmp_path: Path) -> None:
@@ -92,6 +137,7 @@ def test_a_sample_is_said_to_be_one(tmp_path: Path) -> None:
         (("prepare", "text", "--out", "{tmp}"), "fetch aclImdb_v1.tar.gz"),
         (("prepare", "text", "--unit", "word", "--out", "{tmp}"), "text has no option 'unit'; it has seed, validation"),
         (("prepare", "listops", "--format", "csv"), "'csv' is not one of arrays, tsv"),
+        (("prepare", "listops", "--format", "tsv", "--from-hub"), "not for --from-hub"),
         (("prepare", "listops", "--format", "tsv"), "--format tsv is for listops, with --out DIR"),
         (("prepare", "listops", "--train", "0"), "greater than or equal to 1"),
         (("prepare", "text", "--source", "{tmp}", "--from-hub"), "give --source or --from-hub, not both"),

@@ -6,7 +6,7 @@ from types import ModuleType
 
 import numpy as np
 import pytest
-from official_layouts import WIKI, cifar_images
+from official_layouts import WIKI, cifar_images, write_pairs
 
 from mgk.data import DataError, UsageError, load, load_tokens
 from mgk.data.hub import prepare_from_hub
@@ -65,9 +65,27 @@ def test_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert int(load("mnist", "test", folder=tmp_path)[1]["input_ids"][0]) == 1
 
 
+def test_pairs_of_papers_are_fetched_as_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def snapshot_download(name: str, *, repo_type: str, allow_patterns: list[str]) -> str:
+        calls.append((name, repo_type, allow_patterns))
+        write_pairs(tmp_path / "cache")
+        return str(tmp_path / "cache")
+
+    module = ModuleType("huggingface_hub")
+    module.snapshot_download = snapshot_download
+    monkeypatch.setitem(sys.modules, "huggingface_hub", module)
+    ready = prepare_from_hub("retrieval", out=tmp_path / "out")
+    assert ready.manifest.examples("validation") == 4
+    assert not prepare_from_hub("retrieval", out=tmp_path / "out").is_new
+    files = [f"data/aan/new_aan_pairs.{split}.tsv" for split in ("train", "eval", "test")]
+    assert calls == [("OpenNLPLab/lra", "dataset", files)]
+
+
 def test_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UsageError, match=r"retrieval is not at the hub: fetch lra_release.gz"):
-        prepare_from_hub("retrieval", out=tmp_path)
+    with pytest.raises(UsageError, match=r"pathfinder is not at the hub: run: mgk data prepare pathfinder"):
+        prepare_from_hub("pathfinder", out=tmp_path)
     stand_in(monkeypatch, ConnectionError("no route to host\nand more"))
     with pytest.raises(DataError, match=r"cannot fetch stanfordnlp/imdb \(no route to host\); fetch aclImdb_v1"):
         prepare_from_hub("text", out=tmp_path)

@@ -8,50 +8,102 @@ import pytest
 from official_layouts import pack, write_pathfinder
 
 from mgk.data import DataError, UsageError, load, prepare
-from mgk.data.pathfinder import DIFFICULTIES, SIDE, draw
+from mgk.data.pathfinder import (
+    _COMPASS,
+    _DASH,
+    DIFFICULTIES,
+    PICTURES_PER_BLOCK,
+    SIDE,
+    _dash_stamps,
+    _direction,
+    _dot_stamps,
+    draw,
+)
 from mgk.data.png import read_png, write_png
 
-# Of the first pictures of seed 0: what any machine must draw.
-GOLDEN = "5eb7a2eef789cffd0280a1fddee2cd555143cd35b235ea7cbd2787035a0b96aa"
-FEW = {"train": 70, "validation": 10, "test": 10, "difficulty": "easy"}
+# Of the first block of seed 0: what any machine must draw.
+GOLDEN = "cf981cb34faf9fab054f6e65cd7c6a8f3a9b211bee686d48cbae66707840ccf0"
+FEW = {"train": 270, "validation": 10, "test": 10, "difficulty": "easy"}
 
 
 def test_the_same_on_every_machine() -> None:
-    assert hashlib.sha256(b"".join(draw(0, i).image.tobytes() for i in range(8))).hexdigest() == GOLDEN
-
-
-def gaps(path: np.ndarray) -> np.ndarray:
-    return np.linalg.norm(path[1:, 0] - path[:-1, 1], axis=1)
+    block = draw(0, 0)
+    assert hashlib.sha256(block.images.tobytes() + block.labels.tobytes()).hexdigest() == GOLDEN
 
 
 @pytest.mark.parametrize("difficulty", DIFFICULTIES)
-def test_pictures_are_what_the_description_says(difficulty: str) -> None:
-    for number in range(12):
-        picture = draw(3, number, difficulty)
-        assert picture.label == 1 - number % 2
-        assert picture.image.shape == (SIDE, SIDE)
-        assert picture.paths.shape == (2, DIFFICULTIES[difficulty][0], 2, 2)
-        for path in picture.paths:
-            lengths = np.linalg.norm(path[:, 1] - path[:, 0], axis=1)
-            assert np.abs(lengths - 2).max() < 0.05
-            assert np.abs(gaps(path) - 1).max() < 0.05
-            steps = path[:, 1] - path[:, 0]
-            cosines = (steps[1:] * steps[:-1]).sum(1) / lengths[1:] / lengths[:-1]
-            assert cosines.min() > np.cos(np.pi / 4) - 0.03
-        first, second = (path.reshape(-1, 2) for path in picture.paths)
-        assert np.linalg.norm(first[:, None] - second, axis=-1).min() >= 1.5
-        bright = np.argwhere(picture.image == 255) + 0.5
-        ends = np.stack([picture.paths[:, 0, 0], picture.paths[:, -1, 1]], 1)  # (path, end, 2)
-        has_dot = np.linalg.norm(bright - ends[:, :, None], axis=-1).min(2) < 1  # (path, end)
-        chosen = has_dot.sum(1).tolist()
-        assert (2 in chosen) if picture.label else (chosen.count(0) == 0), number
+@pytest.mark.parametrize("seed", [3, 2**40])
+def test_pictures_are_what_the_description_says(difficulty: str, seed: int) -> None:
+    block = draw(seed, 1, difficulty)
+    count = PICTURES_PER_BLOCK
+    assert block.images.shape == (count, SIDE, SIDE)
+    assert block.labels.tolist() == [1, 0] * (count // 2)
+    assert block.paths.shape == (count, 2, DIFFICULTIES[difficulty][0], 2, 2)
+
+    starts, ends = block.paths[..., 0, :], block.paths[..., 1, :]
+    steps = ends - starts
+    lengths = np.linalg.norm(steps, axis=-1)
+    assert np.abs(lengths - 2).max() < 0.05
+    assert np.abs(np.linalg.norm(starts[..., 1:, :] - ends[..., :-1, :], axis=-1) - 1).max() < 0.05
+    cosines = (steps[..., 1:, :] * steps[..., :-1, :]).sum(-1) / lengths[..., 1:] / lengths[..., :-1]
+    assert cosines.min() > np.cos(np.pi / 4) - 0.03
+    assert block.paths.min() >= 1
+    assert block.paths.max() <= SIDE - 1
+    assert (np.abs(np.linalg.norm(starts[:, 0, 0] - starts[:, 1, 0], axis=-1) - 7) < 0.2).all()
+
+    first, second = (block.paths[:, path].reshape(count, -1, 2) for path in (0, 1))
+    assert np.linalg.norm(first[:, :, None] - second[:, None], axis=-1).min() >= 1.5
+    own = np.linalg.norm(block.paths[:, :, :, 1][:, :, :, None] - block.paths[:, :, :, 1][:, :, None], axis=-1)
+    apart = np.abs(np.subtract.outer(*[np.arange(steps.shape[2])] * 2)) > 1
+    assert own[:, :, apart].min() >= 1.5  # a path keeps clear of itself
+
+    tips = np.stack([starts[:, :, 0], ends[:, :, -1]], 2)  # (picture, path, end, 2)
+    for image, label, ends_of in zip(block.images, block.labels, tips, strict=True):
+        bright = np.argwhere(image == 255) + 0.5
+        chosen = (np.linalg.norm(bright - ends_of[:, :, None], axis=-1).min(2) < 1).sum(1).tolist()
+        assert (2 in chosen) if label else (0 not in chosen)
+
+
+def test_every_direction_has_its_own_stamp() -> None:
+    assert _direction(_DASH * _COMPASS).tolist() == list(range(len(_COMPASS)))
+    assert len(np.unique(_dash_stamps().reshape(len(_COMPASS), -1), axis=0)) == len(_COMPASS)
+
+
+def test_what_a_dash_and_a_dot_colour() -> None:
+    """A dash of 2 x 0.75 pixels of the published contrast, with round ends, and a dot of radius 1.5."""
+    dashes, dots = _dash_stamps().astype(float), _dot_stamps().astype(float)
+    assert dashes.max() <= 0.75 * 255
+    assert np.allclose(dashes.sum((-2, -1)) / 191, 2 * 0.75 + np.pi * 0.375**2, rtol=0.15)
+    assert np.allclose(dots.sum((-2, -1)) / 255, np.pi * 1.5**2, rtol=0.05)
+    assert dots.max() == 255
+
+
+@pytest.mark.parametrize("difficulty", DIFFICULTIES)
+def test_paths_are_drawn_where_they_are(difficulty: str) -> None:
+    """By distances: what lies on a dash is bright; what is away from all paths is a dot's, a distractor's or dark."""
+    block = draw(5, 0, difficulty)
+    centres = np.stack(np.meshgrid(np.arange(SIDE), np.arange(SIDE), indexing="ij"), -1).reshape(-1, 1, 2) + 0.5
+    away = 0
+    for image, paths in zip(block.images[:20], block.paths[:20], strict=True):
+        starts, ends = paths.reshape(-1, 2, 2)[:, 0], paths.reshape(-1, 2, 2)[:, 1]
+        along = ((centres - starts) * (ends - starts)).sum(-1) / ((ends - starts) ** 2).sum(-1)
+        nearest = starts + np.clip(along, 0, 1)[..., None] * (ends - starts)
+        distance = np.linalg.norm(centres - nearest, axis=-1).min(1).reshape(SIDE, SIDE)
+        assert image[distance < 0.2].min() > 60
+        away += int((image[distance > 1.3] > 0).sum())
+    assert away < 20 * (20 * 9 + 2 * 14)  # 20 dashes of distractors and 2 dots a picture, with the pixels each colours
+
+
+def test_more_seeds_and_blocks_give_other_pictures() -> None:
+    images = [draw(seed, number, "easy").images.tobytes() for seed in (0, 1) for number in (0, 1)]
+    assert len(set(images)) == 4
 
 
 def test_generated_set_is_balanced_and_the_same_for_any_workers(tmp_path: Path) -> None:
     one = prepare("pathfinder", out=tmp_path / "one", options=FEW)
     two = prepare("pathfinder", out=tmp_path / "two", options=FEW, workers=2)
     assert one.manifest.files == two.manifest.files
-    for split, count in (("train", 70), ("validation", 10), ("test", 10)):
+    for split, count in (("train", 270), ("validation", 10), ("test", 10)):
         data = load("pathfinder", split, folder=tmp_path / "one")
         assert len(data) == count
         assert sum(int(data[i]["labels"]) for i in range(count)) == count // 2

@@ -8,7 +8,7 @@ import pytest
 
 from mgk.data import DataError, load, load_tokens, prepare
 
-FOLDER = os.environ.get("MGK_TEST_DATA")
+FOLDER = os.environ.get("MGK_TEST_DATA") or None
 
 pytestmark = pytest.mark.skipif(FOLDER is None, reason="MGK_TEST_DATA is not set to a folder with the real data")
 
@@ -55,8 +55,20 @@ def test_pairs_of_papers(tmp_path: Path) -> None:
     assert {int(data[i]["labels"]) for i in range(100)} == {0, 1}
 
 
-def test_fashion_mnist(tmp_path: Path) -> None:
-    ready = prepare("fashion-mnist", archive("fashion-mnist"), out=tmp_path)
+@pytest.mark.parametrize(("name", "per_class"), [("mnist", [980, 1135, 1032]), ("fashion-mnist", [1000, 1000, 1000])])
+def test_idx_files(tmp_path: Path, name: str, per_class: list[int]) -> None:
+    """The folder of the four files, packed as they are published."""
+    ready = prepare(name, archive(name), out=tmp_path)
     assert counts(ready) == {"train": 54_000, "validation": 6_000, "test": 10_000}
-    data = load("fashion-mnist", "test", folder=tmp_path)
-    assert sum(int(data[i]["labels"]) == 3 for i in range(10_000)) == 1_000
+    labels = [int(load(name, "test", folder=tmp_path)[i]["labels"]) for i in range(10_000)]
+    assert np.bincount(labels)[:3].tolist() == per_class
+
+
+def test_cifar_10(tmp_path: Path) -> None:
+    found = sorted(Path(str(FOLDER)).glob("cifar-10-*"))
+    if not found:
+        pytest.skip("CIFAR-10 is not in MGK_TEST_DATA")
+    assert counts(prepare("image", found[0], out=tmp_path)) == {"train": 45_000, "validation": 5_000, "test": 10_000}
+    data = load("image", "train", folder=tmp_path, colour=True)
+    assert [int(data[i]["labels"]) for i in range(4)] == [6, 9, 9, 4]
+    assert (data[0]["pixel_values"][0, 0, :4] * 255).round().tolist() == [59, 43, 50, 68]

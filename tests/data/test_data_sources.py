@@ -5,7 +5,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from official_layouts import pack, write_imdb, write_wikitext
+from official_layouts import pack, write_imdb, write_lra_release, write_wikitext
 
 from mgk.data import DataError, UsageError, prepare
 from mgk.data.sources import Source
@@ -78,6 +78,32 @@ def test_an_archive_that_is_none(tmp_path: Path) -> None:
     archive.write_bytes(b"<html>404</html>")
     with pytest.raises(DataError, match=r"aclImdb.tar.gz: damaged or cut short at byte \d+"):
         prepare("text", archive, out=tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", ["reviews.tar", "reviews.tar.bz2", "reviews.7z", "notes.md"])
+def test_files_of_another_kind(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"anything")
+    with pytest.raises(UsageError, match=r"is neither a folder, nor an archive \(.tar.gz, .tar.xz, .zip\)"):
+        prepare("text", tmp_path / name, out=tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", ["lra_release.gz", "lra_release.tar.gz", None])
+def test_the_release_of_long_range_arena(tmp_path: Path, name: str | None) -> None:
+    source = write_lra_release(tmp_path)
+    if name is not None:
+        source = pack(source, tmp_path / "packed.tar.gz").rename(tmp_path / name)
+    counts = {"listops": [3, 3, 3], "retrieval": [4, 4, 4], "pathfinder": [16, 2, 2]}
+    for task, expected in counts.items():
+        manifest = prepare(task, source, out=tmp_path / "out").manifest
+        assert [manifest.examples(split) for split in ("train", "validation", "test")] == expected
+        assert not prepare(task, source, out=tmp_path / "out").is_new
+
+
+def test_progress_is_told_once_for_what_is_read_ahead(tmp_path: Path) -> None:
+    archive = pack(write_imdb(tmp_path, per_label=20), tmp_path / "aclImdb.tar.gz")
+    steps = []
+    prepare("text", archive, out=tmp_path / "out", on_step=lambda done, total: steps.append((done, total)))
+    assert steps == [(archive.stat().st_size, archive.stat().st_size)]
 
 
 def test_missing_sources(tmp_path: Path) -> None:

@@ -4,19 +4,28 @@ import errno
 import json
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from official_layouts import WIKI, write_imdb, write_wikitext
 
-from mgk.data import DataError, UsageError, load, load_tokens, prepare
+from mgk.data import DataError, SequenceDataset, UsageError, load, load_tokens, prepare
+from mgk.data.listops import write_official
 from mgk.data.manifest import damage, read_manifest
-from mgk.data.writer import _OpenArray
+from mgk.data.splits import Split
+from mgk.data.text import BYTES
+from mgk.data.writer import Example, writing
 
 
 def snapshot(folder: Path) -> dict[str, tuple[int, bytes]]:
@@ -45,8 +54,9 @@ def test_the_manifest_says_what_it_was_made_from(tmp_path: Path) -> None:
     assert written["sources"] == {"files": 3, "bytes": sum(map(len, WIKI.values()))}
     assert written["synthetic"] is False
     sources = json.loads((ready.folder / ready.manifest.build / "sources.json").read_text())
-    assert {Path(item["path"]).name for item in sources} == {f"wiki.{name}.tokens" for name in WIKI}
-    assert all(len(item["sha256"]) == 64 for item in sources)
+    assert sources["root"] == str(source)
+    assert {Path(item["path"]).name for item in sources["files"]} == {f"wiki.{name}.tokens" for name in WIKI}
+    assert all(len(item["sha256"]) == 64 for item in sources["files"])
 
 
 def test_a_changed_source_is_named_and_read_anew(tmp_path: Path) -> None:
@@ -59,8 +69,52 @@ def test_a_changed_source_is_named_and_read_anew(tmp_path: Path) -> None:
     path.write_bytes(content.replace(b"bird", b"bear"))
     again = prepare("wikitext-2", source, out=tmp_path / "out")
     assert again.is_new
-    assert again.reasons == [f"{path}: this source is not what the set was made from"]
+    assert again.reasons == [f"{path}: this source file has changed"]
     assert [p.name for p in sorted(first.folder.iterdir())] == sorted([again.manifest.build, "manifest.json"])
+
+
+def test_files_that_are_new_or_gone_and_another_source(tmp_path: Path) -> None:
+    source = write_imdb(tmp_path)
+    prepare("text", source, out=tmp_path / "out")
+    path = source / "train" / "neg" / "77_1.txt"
+    path.write_text("another review")
+    (source / "train" / "labeledBow.feat").write_text("not a review")
+    again = prepare("text", source, out=tmp_path / "out")
+    assert again.reasons == [f"{path}: this source file is new"]
+    assert again.manifest.examples("train") == 7
+    path.unlink()
+    again = prepare("text", source, out=tmp_path / "out")
+    assert again.reasons == [f"{path}: this source file is gone"]
+    moved = source.rename(tmp_path / "moved")
+    again = prepare("text", moved, out=tmp_path / "out")
+    assert again.reasons == [f"{moved}: the set was made from {source}"]
+    assert not prepare("text", moved, out=tmp_path / "out").is_new
+
+
+def test_a_source_that_changes_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = write_wikitext(tmp_path)
+
+    def finish(writer: object, encoder: object) -> None:
+        (source / "wiki.test.tokens").write_bytes(b"something else \n")
+
+    monkeypatch.setattr("mgk.data.wikitext.finish", finish)
+    with pytest.raises(DataError, match=r"wiki.test.tokens: this source file was changed while it was read"):
+        prepare("wikitext-2", source, out=tmp_path / "out")
+    assert list((tmp_path / "out" / "wikitext-2").iterdir()) == []
+
+
+def test_a_copy_of_a_set_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare("synthetic-text", out=tmp_path / "a")
+    shutil.copytree(tmp_path / "a", tmp_path / "b", copy_function=shutil.copyfile)
+    later = time.time() + 5
+    for path in (tmp_path / "b").glob("*/*/*"):
+        os.utime(path, (later, later))
+    os.utime(tmp_path / "b" / "synthetic-text" / "manifest.json", (later - 3600,) * 2)
+    load("synthetic-text", "train", folder=tmp_path / "b")
+    for path in (tmp_path / "b").glob("*/*/*"):
+        os.utime(path, (later - 10,) * 2)
+    monkeypatch.setattr("mgk.data.manifest.file_hash", lambda path: pytest.fail(f"{path} is read again"))
+    load("synthetic-text", "train", folder=tmp_path / "b")
 
 
 def test_other_options_prepare_anew(tmp_path: Path) -> None:
@@ -100,7 +154,7 @@ def test_a_damaged_file_is_noticed_and_named(tmp_path: Path) -> None:
         load("wikitext-2", "train", folder=tmp_path / "out")
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 99}', '{"format": 1}', '{"format": 1, "splits": 3}'])
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 99}', '{"format": 2}', '{"format": 2, "splits": 3}'])
 def test_a_damaged_manifest(tmp_path: Path, text: str) -> None:
     source = write_wikitext(tmp_path)
     ready = prepare("wikitext-2", source, out=tmp_path / "out")
@@ -113,7 +167,7 @@ def test_a_damaged_manifest(tmp_path: Path, text: str) -> None:
 def test_absent_sets_say_how_to_get_them(tmp_path: Path) -> None:
     with pytest.raises(DataError) as error:
         load("retrieval", "train", folder=tmp_path)
-    assert "fetch lra_release.gz" in str(error.value)
+    assert "fetch new_aan_pairs.{train,eval,test}.tsv from https://huggingface.co/" in str(error.value)
     assert str(error.value).endswith("mgk data prepare retrieval --source PATH")
     with pytest.raises(DataError, match=r"run: mgk data prepare listops$"):
         load("listops", "train", folder=tmp_path)
@@ -132,31 +186,94 @@ def test_bad_requests(tmp_path: Path) -> None:
         load("synthetic-text", "train", folder=tmp_path, max_length=0)
 
 
-def test_unwritable_folders(tmp_path: Path) -> None:
-    source = write_wikitext(tmp_path)
-    (tmp_path / "file").write_text("in the way")
+@contextmanager
+def without_rights() -> Iterator[None]:
+    """As a user who may not do everything, where the tests run as root."""
+    user = os.geteuid()
+    if user == 0:
+        os.seteuid(65_534)
+    try:
+        yield
+    finally:
+        os.seteuid(user)
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that any user can look into, unlike those of pytest."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+def test_unwritable_folders(open_folder: Path) -> None:
+    source = write_wikitext(open_folder)
+    (open_folder / "file").write_text("in the way")
     with pytest.raises(DataError, match=r"cannot write '.*file/wikitext-2': Not a directory"):
-        prepare("wikitext-2", source, out=tmp_path / "file")
-    closed = tmp_path / "closed"
-    closed.mkdir(mode=0o500)
-    if not os.access(closed, os.W_OK):  # as root everything is writable
-        with pytest.raises(DataError, match=r"cannot write '.*closed/wikitext-2': Permission denied"):
-            prepare("wikitext-2", source, out=closed)
+        prepare("wikitext-2", source, out=open_folder / "file")
+    closed = open_folder / "closed"
+    closed.mkdir(mode=0o555)
+    with without_rights(), pytest.raises(DataError, match=r"cannot write '.*closed/wikitext-2': Permission denied"):
+        prepare("wikitext-2", source, out=closed)
+    assert list(closed.iterdir()) == []
+    with without_rights(), pytest.raises(DataError, match=r"cannot write '.*closed/tsv': Permission denied"):
+        write_official(iter([]), closed / "tsv")
 
 
-def test_a_full_disk_leaves_the_old_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["wiki.valid.tokens", ""])
+def test_unreadable_sources(open_folder: Path, name: str) -> None:
+    """A file, and a whole folder, whose files must not silently be passed over."""
+    inner = open_folder / "all"
+    source = write_wikitext(inner)
+    out = open_folder / "out"
+    out.mkdir()
+    out.chmod(0o777)
+    (source / name).chmod(0)
+    with without_rights(), pytest.raises(DataError, match=rf"wikitext/?{name}: Permission denied"):
+        prepare("wikitext-2", inner, out=out)
+    (source / name).chmod(0o755)
+    assert list((out / "wikitext-2").iterdir()) == []
+
+
+FILES = ["train.scratch", "test.scratch", "train.tokens.bin", "test.tokens.bin", "vocabulary.txt", "sources.json"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
+@pytest.mark.parametrize("name", FILES)
+def test_a_full_disk_leaves_the_old_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Whichever file it is that has no room: what the job writes there goes to a device that is always full."""
+    source = write_wikitext(tmp_path)
+    prepare("wikitext-2", source, out=tmp_path / "out")
+    before = snapshot(tmp_path / "out")
+    (source / "wiki.test.tokens").write_bytes(b"new \n")
+    make = tempfile.mkdtemp
+
+    def with_full_file(**options: str) -> str:
+        folder = make(**options)
+        (Path(folder) / name).symlink_to("/dev/full")
+        return folder
+
+    monkeypatch.setattr("mgk.data.writer.tempfile.mkdtemp", with_full_file)
+    with pytest.raises(DataError, match=rf"cannot write '.*{name}': No space left on device"):
+        prepare("wikitext-2", source, out=tmp_path / "out")
+    assert snapshot(tmp_path / "out") == before
+    assert len(list((tmp_path / "out" / "wikitext-2").iterdir())) == 2
+
+
+def test_a_full_disk_for_the_manifest_leaves_the_old_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = write_wikitext(tmp_path)
     prepare("wikitext-2", source, out=tmp_path / "out")
     before = snapshot(tmp_path / "out")
     (source / "wiki.test.tokens").write_bytes(b"new \n")
 
-    def full(self: _OpenArray, rows: object) -> None:
+    def full(*arguments: object, **options: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(_OpenArray, "append", full)
-    with pytest.raises(DataError, match=r"cannot write '.*tokens.bin': No space left on device"):
+    monkeypatch.setattr("mgk.data.writer.json.dump", full)
+    with pytest.raises(DataError, match=r"cannot write '.*wikitext-2': No space left on device"):
         prepare("wikitext-2", source, out=tmp_path / "out")
-    assert snapshot(tmp_path / "out") == before
+    assert {name: before[name] for name in before} == {name: snapshot(tmp_path / "out")[name] for name in before}
+    assert not list((tmp_path / "out" / "wikitext-2").glob(".*"))
 
 
 def test_a_limit_of_the_system_while_writing(tmp_path: Path) -> None:
@@ -233,26 +350,61 @@ def test_killed_at_any_moment_it_leaves_the_old_or_the_new_set(tmp_path: Path, s
     assert damage(out / "wikitext-2", read_manifest(out / "wikitext-2"), thorough=True) == []
 
 
-def test_what_a_killed_process_left_is_removed_after_a_day(tmp_path: Path) -> None:
+def test_what_a_killed_process_left_is_removed_after_an_hour(tmp_path: Path) -> None:
     folder = tmp_path / "synthetic-text"
-    for name, age in (
-        (".unfinished-old", 90_000),
-        (".unfinished-new", 10),
-        ("0123456789abcdef", 90_000),
-        ("mine", 90_000),
+    for name, folder_age, file_age in (
+        (".unfinished-old", 4000, 4000),
+        (".unfinished-new", 10, 10),
+        (".unfinished-for-long", 90_000, 10),  # at work for a day, and still writing
+        ("0123456789abcdef", 4000, 4000),
+        ("mine", 90_000, 90_000),
     ):
         (folder / name).mkdir(parents=True)
-        os.utime(folder / name, (time.time() - age,) * 2)
+        (folder / name / "tokens").touch()
+        os.utime(folder / name / "tokens", (time.time() - file_age,) * 2)
+        os.utime(folder / name, (time.time() - folder_age,) * 2)
     prepare("synthetic-text", out=tmp_path)
     left = sorted(path.name for path in folder.iterdir())
-    assert [name for name in left if len(name) != 16] == [".unfinished-new", "manifest.json", "mine"]
+    assert [n for n in left if len(n) != 16] == [".unfinished-for-long", ".unfinished-new", "manifest.json", "mine"]
     assert "0123456789abcdef" not in left
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    rows=st.lists(
+        st.tuples(st.sampled_from(["train", "test"]), st.binary(min_size=1, max_size=9), st.integers(0, 255)),
+        min_size=1,
+        max_size=30,
+    ),
+    sequences=st.sampled_from([1, 2]),
+    at_once=st.integers(1, 5),
+)
+def test_what_is_written_is_read(tmp_path_factory, rows, sequences: int, at_once: int) -> None:
+    folder = tmp_path_factory.mktemp("set")
+    examples = [Example(split, (data, data[::-1] + b"x")[:sequences], label) for split, data, label in rows]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("mgk.data.writer._ROWS_AT_ONCE", at_once)
+        with writing(folder, "text", {}, synthetic=False) as writer:
+            writer.facts.update(BYTES)
+            writer.append_examples(examples)
+    manifest = read_manifest(folder)
+    assert manifest is not None
+    assert damage(folder, manifest, thorough=True) == []
+    for split in {row[0] for row in rows}:
+        data = SequenceDataset(Split(folder, manifest, split), max_length=100, sequences=sequences)
+        expected = [example for example in examples if example.split == split]
+        assert len(data) == len(expected)
+        for place, example in enumerate(expected):
+            names = ["input_ids", "input_ids_2"][:sequences]
+            assert [bytes(i - 1 for i in data[place][name].tolist()) for name in names] == list(example.sequences)
+            assert int(data[place]["labels"]) == example.label
 
 
 def test_two_processes_at_once(tmp_path: Path) -> None:
     """As the ranks of torchrun, which all find no sample and make it."""
-    program = "import sys; from pathlib import Path; from mgk.data import load\n"
-    program += "print(len(load('synthetic-text', 'train', folder=Path(sys.argv[1]))[0]['input_ids']))"
+    program = (
+        "import sys; from mgk.data import prepare; print(prepare('synthetic-text', out=sys.argv[1]).manifest.build)"
+    )
     processes = [
         subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True)
         for _ in range(2)

@@ -17,7 +17,18 @@ def test_reviews_from_folder_and_archives(tmp_path: Path, archive: str | None) -
     assert [int(data[i]["labels"]) for i in range(6)] == [0, 0, 0, 1, 1, 1]
     assert bytes(t - 1 for t in data[5]["input_ids"].tolist()) == "train pos review 2 é".encode()
     assert int(data[5]["input_ids"].min()) >= 1
-    assert ready.manifest.facts == {"vocab_size": 257, "pad_id": 0, "shift": 1}
+    assert ready.manifest.facts == {"unit": "byte", "vocab_size": 257, "pad_id": 0, "shift": 1}
+
+
+def test_reviews_in_two_places(tmp_path: Path) -> None:
+    """A copy is passed over; two different ones of a number are an error, not twice as many reviews."""
+    write_imdb(tmp_path / "a")
+    other = write_imdb(tmp_path / "b")
+    ready = prepare("text", tmp_path, out=tmp_path / "out")
+    assert ready.manifest.examples("train") == 6
+    (other / "train" / "pos" / "1_9.txt").write_text("other")
+    with pytest.raises(DataError, match=r"b/aclImdb/train/pos/1_9.txt: a second review of the number 1"):
+        prepare("text", tmp_path, out=tmp_path / "out")
 
 
 def test_validation_is_held_out_balanced_and_seeded(tmp_path: Path) -> None:
@@ -114,6 +125,8 @@ def test_bad_pairs(tmp_path: Path, text: str | None, reason: str) -> None:
 
 def test_two_files_for_one_split(tmp_path: Path) -> None:
     write_pairs(tmp_path / "a")
-    write_pairs(tmp_path / "b")
-    with pytest.raises(DataError, match="a second file of pairs for 'eval'"):
+    other = write_pairs(tmp_path / "b")
+    assert prepare("retrieval", tmp_path, out=tmp_path / "out").manifest.examples("train") == 4
+    (other / "new_aan_pairs.eval.tsv").write_text(GOOD)
+    with pytest.raises(DataError, match=r"b/.*eval.tsv: this is not the same as a/tsv_data/new_aan_pairs.eval.tsv"):
         prepare("retrieval", tmp_path, out=tmp_path / "out")

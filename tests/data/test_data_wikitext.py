@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 from official_layouts import WIKI, pack, write_wikitext
 
 from mgk.data import DataError, UsageError, load_tokens, prepare
+from mgk.data.plain import _parts
+from mgk.data.sources import Source
 from mgk.data.words import line_pieces
 
 
@@ -108,6 +110,32 @@ def test_bad_plain_files(tmp_path: Path, content: bytes, options, kind: type[Exc
     with pytest.raises(kind) as error:
         prepare("plain", file, out=tmp_path / "out", options=options)
     assert reason in str(error.value)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    text=st.lists(st.text(alphabet="aé \n", max_size=9), max_size=40).map("".join),
+    shares=st.tuples(st.integers(1, 45), st.integers(1, 45)),
+    size=st.integers(1, 30),
+)
+def test_the_parts_of_a_plain_file_are_the_file(tmp_path_factory, text: str, shares, size: int) -> None:
+    file = tmp_path_factory.mktemp("plain") / "book.txt"
+    file.write_bytes(text.encode())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("mgk.data.sources._CHUNK", size)  # the file is not read in one piece
+        try:
+            parts = list(_parts(Source(file), len(text.encode()), *shares))
+        except DataError:  # of too few lines
+            return
+    assert b"".join(piece for _, piece in parts) == text.encode()
+    names = [split for split, piece in parts if piece]
+    assert sorted(names, key=["train", "validation", "test"].index) == names
+    assert len(set(names)) == 3
+    before = 0
+    for split, share in (("validation", 100 - sum(shares)), ("test", 100 - shares[1])):
+        before = len(b"".join(piece for name, piece in parts if name not in (split, "test")))
+        assert text.encode()[before - 1 : before] == b"\n"
+        assert before > len(text.encode()) * share // 100
 
 
 def test_several_plain_files_are_too_many(tmp_path: Path) -> None:

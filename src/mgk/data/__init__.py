@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from mgk.data.language import sliding_window_loss as sliding_window_loss
     from mgk.data.preparation import prepare as prepare
     from mgk.data.preparation import prepared as prepared
+    from mgk.data.vocabularies import Vocabulary as Vocabulary
+    from mgk.data.vocabularies import vocabulary as vocabulary
 
 _MODULES = {
     "Collator": "batches",
@@ -33,12 +35,14 @@ _MODULES = {
     "TASKS": "catalog",
     "Task": "catalog",
     "UsageError": "errors",
+    "Vocabulary": "vocabularies",
     "data_folder": "folders",
     "load": "datasets",
     "load_tokens": "datasets",
     "prepare": "preparation",
     "prepared": "preparation",
     "sliding_window_loss": "language",
+    "vocabulary": "vocabularies",
 }
 
 __all__ = list(_MODULES)

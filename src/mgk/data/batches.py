@@ -86,12 +86,16 @@ class EpochBatches(Sampler[list[int]]):
         self.num_examples, self.batch_size, self.seed, self.shuffle = num_examples, batch_size, seed, shuffle
         self.lengths = None if lengths is None else np.asarray(lengths)
         self.epoch = self.start = 0
-        if batch_size < 1 or not 0 <= self.rank < self.world_size:
-            raise ValueError(f"wrong batch_size {batch_size}, or rank {self.rank} of {self.world_size}")
+        if batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        if not 0 <= self.rank < self.world_size:
+            raise ValueError(f"rank must be from 0 to world_size - 1 = {self.world_size - 1}, got {self.rank}")
         if num_examples < self.world_size:
             raise ValueError(f"{num_examples} examples are too few for {self.world_size} ranks")
-        if self.lengths is not None and (len(self.lengths) != num_examples or not shuffle):
-            raise ValueError(f"lengths need shuffle, and one for each of {num_examples} examples")
+        if self.lengths is not None and not shuffle:
+            raise ValueError("lengths need shuffle=True: grouping by length gives up the order of the data set")
+        if self.lengths is not None and len(self.lengths) != num_examples:
+            raise ValueError(f"lengths must have one for each of {num_examples} examples, got {len(self.lengths)}")
 
     @property
     def steps(self) -> int:

@@ -21,8 +21,8 @@ class Task:
         title: one line for people.
         kind: what an example is: tokens with a label, two token sequences with a label, an image, or running text.
         module: the module of ``mgk.data`` whose ``prepare`` reads or generates it.
-        layout: the files that ``--source`` must hold.
-        url: where they come from.
+        layout: what to fetch; an archive's folder serves as well.
+        url: where from.
         licence: theirs.
         size: of the download, or of the prepared set where there is none.
         max_length: tokens an example keeps, as in the paper's settings.
@@ -31,6 +31,7 @@ class Task:
         options: of the preparation, with their defaults.
         source_options: those that count when files are read instead of generated; None for all.
         hub: the name and configuration at the Hugging Face hub, where it is there.
+        hub_files: those of them that are the official files themselves.
         is_generated: whether it needs no source.
         is_synthetic: whether it is a made-up sample.
     """
@@ -49,6 +50,7 @@ class Task:
     options: Mapping[str, Any] = field(default_factory=dict)
     source_options: tuple[str, ...] | None = None
     hub: tuple[str, str | None] | None = None
+    hub_files: tuple[str, ...] = ()
     is_generated: bool = False
     is_synthetic: bool = False
 
@@ -59,7 +61,9 @@ class Task:
         return f"fetch {self.layout} from {self.url}, then run: mgk data prepare {self.name} --source PATH"
 
 
-_LRA = "https://storage.googleapis.com/long-range-arena/lra_release.gz"
+# Its address has been reported to answer "403 Forbidden" since 2026; whoever has the file can still use it.
+_LRA = "LRA's lra_release.gz (https://storage.googleapis.com/long-range-arena/lra_release.gz, if it answers)"
+_AAN = "https://huggingface.co/datasets/OpenNLPLab/lra"
 _IDX = "{train,t10k}-{images-idx3,labels-idx1}-ubyte[.gz]"
 
 _REAL = (
@@ -92,7 +96,7 @@ _REAL = (
         title="Text: is an IMDb review positive, byte by byte (LRA)",
         kind="sequence",
         module="text",
-        layout="aclImdb_v1.tar.gz or its folder aclImdb/{train,test}/{pos,neg}/ID_RATING.txt",
+        layout="aclImdb_v1.tar.gz",
         url="https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz",
         licence="cite Maas 2011; not to be redistributed",
         size="84 MB",
@@ -107,19 +111,21 @@ _REAL = (
         title="Retrieval: does one paper cite the other, byte by byte (LRA, AAN)",
         kind="pair",
         module="retrieval",
-        layout="lra_release.gz or new_aan_pairs.{train,eval,test}.tsv",
-        url=_LRA,
-        licence="AAN states none; the papers in it are CC BY-NC-SA 3.0",
-        size="7.7 GB (the release of all LRA tasks)",
+        layout="new_aan_pairs.{train,eval,test}.tsv",
+        url=f"{_AAN} (folder data/aan) or {_LRA}",
+        licence="none is stated for the pairs; the ACL Anthology's papers before 2016 are CC BY-NC-SA 3.0",
+        size="10.6 GB",
         max_length=4000,
         num_labels=2,
+        hub=("OpenNLPLab/lra", None),
+        hub_files=tuple(f"data/aan/new_aan_pairs.{split}.tsv" for split in ("train", "eval", "test")),
     ),
     Task(
         name="image",
         title="Image: CIFAR-10 as 1,024 grey pixels (LRA), and in colour",
         kind="image",
         module="image",
-        layout="cifar-10-binary.tar.gz or cifar-10-python.tar.gz, or the folder of either",
+        layout="cifar-10-binary.tar.gz (or cifar-10-python.tar.gz)",
         url="https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
         licence="cite Krizhevsky 2009; no licence is stated",
         size="170 MB",
@@ -133,10 +139,10 @@ _REAL = (
         title="Pathfinder-32: are the two dots joined by a dashed path (LRA)",
         kind="image",
         module="pathfinder",
-        layout="lra_release.gz or its folder pathfinder32/",
+        layout="lra_release.gz or its folder pathfinder32",
         url=_LRA,
-        licence="the official images: no licence is stated; ours are generated here",
-        size="7.7 GB (the release of all LRA tasks); 205 MB generated",
+        licence="generated here; none is stated for the official images",
+        size="205 MB prepared; lra_release.gz, of all LRA tasks, 7.7 GB",
         max_length=1024,
         num_labels=2,
         options={"seed": 0, "train": 160_000, "validation": 20_000, "test": 20_000, "difficulty": "hard"},
@@ -151,7 +157,7 @@ _REAL = (
         layout=_IDX,
         url="https://ossci-datasets.s3.amazonaws.com/mnist/",
         licence="CC BY-SA 3.0",
-        size="11 MB",
+        size="11.6 MB",
         max_length=784,
         num_labels=10,
         options={"validation": 6_000},
@@ -163,9 +169,9 @@ _REAL = (
         kind="image",
         module="image",
         layout=_IDX,
-        url="https://github.com/zalandoresearch/fashion-mnist",
+        url="https://github.com/zalandoresearch/fashion-mnist/tree/master/data/fashion",
         licence="MIT",
-        size="30 MB",
+        size="31 MB",
         max_length=784,
         num_labels=10,
         options={"validation": 6_000},
@@ -176,10 +182,10 @@ _REAL = (
         title="WikiText-2: words of Wikipedia articles, 33,278 of them",
         kind="language",
         module="wikitext",
-        layout="wikitext-2-v1.zip or wiki.{train,valid,test}.tokens",
+        layout="wikitext-2-v1.zip",
         url="https://wikitext.smerity.com/wikitext-2-v1.zip",
-        licence="CC BY-SA 3.0",
-        size="4 MB",
+        licence="CC BY-SA",
+        size="4.5 MB",
         max_length=256,
         hub=("Salesforce/wikitext", "wikitext-2-v1"),
     ),
@@ -188,9 +194,9 @@ _REAL = (
         title="WikiText-103: words of Wikipedia articles, 267,735 of them",
         kind="language",
         module="wikitext",
-        layout="wikitext-103-v1.zip or wiki.{train,valid,test}.tokens",
+        layout="wikitext-103-v1.zip",
         url="https://wikitext.smerity.com/wikitext-103-v1.zip",
-        licence="CC BY-SA 3.0",
+        licence="CC BY-SA",
         size="190 MB",
         max_length=256,
         hub=("Salesforce/wikitext", "wikitext-103-v1"),
@@ -224,6 +230,7 @@ def _sample(task: Task) -> Task:
         options={"seed": 0},
         source_options=None,
         hub=None,
+        hub_files=(),
         is_generated=True,
         is_synthetic=True,
     )

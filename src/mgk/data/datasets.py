@@ -65,6 +65,11 @@ class ImageDataset(Dataset[Example]):
     def __len__(self) -> int:
         return self._split.manifest.examples(self._split.name)
 
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """The length of every example: the same for all."""
+        return np.full(len(self), min(self._split["tokens"].shape[1], self.max_length))
+
     def __getitem__(self, index: int) -> Example:
         place = range(len(self))[index]
         label = torch.tensor(int(self._split["labels"][place]))
@@ -76,7 +81,7 @@ class ImageDataset(Dataset[Example]):
 
 
 def load(
-    name: str, split: str, *, folder: Path | None = None, max_length: int | None = None, colour: bool = False
+    name: str, split: str, *, folder: Path | str | None = None, max_length: int | None = None, colour: bool = False
 ) -> SequenceDataset | ImageDataset | SegmentDataset:
     """A split of a prepared task.
 
@@ -88,7 +93,7 @@ def load(
         colour: of images, the pixels in colour instead of grey ones.
 
     Returns:
-        The data set, by the task's kind.
+        The data set, by the task's kind. All have ``vocab_size``, ``pad_id`` for the collator, and ``lengths``.
     """
     task = find_task(name)
     length = task.max_length if max_length is None else max_length
@@ -98,13 +103,13 @@ def load(
         raise UsageError(f"{name} has no images")
     opened = open_split(name, split, folder)
     if task.kind == "language":
-        return SegmentDataset(MappedTokens(opened), length)
+        return SegmentDataset(MappedTokens(opened), length, vocab_size=opened.manifest.facts["vocab_size"])
     if task.kind == "image":
         return ImageDataset(opened, max_length=length, colour=colour)
     return SequenceDataset(opened, max_length=length, sequences=2 if task.kind == "pair" else 1)
 
 
-def load_tokens(name: str, split: str, *, folder: Path | None = None) -> NDArray[np.integer]:
+def load_tokens(name: str, split: str, *, folder: Path | str | None = None) -> NDArray[np.integer]:
     """The token ids of running text, mapped into memory."""
     if find_task(name).kind != "language":
         raise UsageError(f"{name} is not running text")

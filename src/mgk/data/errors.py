@@ -7,7 +7,7 @@ class DataError(Exception):
     """The data cannot be read, written or trusted."""
 
 
-class UsageError(DataError):
+class UsageError(DataError, ValueError):
     """The request itself is wrong: an unknown task, an option that the task does not have, a missing source."""
 
 

@@ -2,7 +2,8 @@
 
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -11,15 +12,15 @@ import numpy as np
 
 from mgk.data.catalog import Task, find_task
 from mgk.data.errors import DataError, UsageError
-from mgk.data.folders import data_folder
 from mgk.data.job import OnStep
-from mgk.data.preparation import Prepared, prepare, present
+from mgk.data.preparation import Prepared, prepare, present, set_folder
+from mgk.data.writer import named_errors
 
 
 def prepare_from_hub(
     name: str,
     *,
-    out: Path | None = None,
+    out: Path | str | None = None,
     options: Mapping[str, Any] | None = None,
     on_step: OnStep = lambda done, total: None,
 ) -> Prepared:
@@ -30,12 +31,16 @@ def prepare_from_hub(
     ready = present(name, out=out, options=options)
     if ready is not None:
         return ready
+    if task.hub_files:
+        return prepare(name, _fetch_files(task), out=out, options=options, on_step=on_step)
     splits = _fetch(task)
-    parent = data_folder() if out is None else out
-    parent.mkdir(parents=True, exist_ok=True)
-    layout = Path(tempfile.mkdtemp(prefix=".from-hub-", dir=parent))
+    parent = set_folder(name, out).parent
+    with named_errors(parent):
+        parent.mkdir(parents=True, exist_ok=True)
+        layout = Path(tempfile.mkdtemp(prefix=".from-hub-", dir=parent))
     try:
-        _LAYOUTS[task.module if task.module != "image" else name](splits, layout)
+        with named_errors(layout):
+            _LAYOUTS[task.module if task.module != "image" else name](splits, layout)
         return prepare(name, layout, out=out, options=options, on_step=on_step)
     except KeyError as error:
         raise DataError(f"{task.hub[0]}: the hub's data set has no {error}") from None
@@ -44,15 +49,29 @@ def prepare_from_hub(
 
 
 def _fetch(task: Task) -> Any:
+    """All splits of a data set."""
+    assert task.hub is not None
+    with _named_failures(task):
+        return import_module("datasets").load_dataset(*task.hub)
+
+
+def _fetch_files(task: Task) -> Path:
+    """The folder in the hub's cache that holds the official files."""
+    assert task.hub is not None
+    with _named_failures(task):
+        hub = import_module("huggingface_hub")
+        return Path(hub.snapshot_download(task.hub[0], repo_type="dataset", allow_patterns=list(task.hub_files)))
+
+
+@contextmanager
+def _named_failures(task: Task) -> Iterator[None]:
     assert task.hub is not None
     try:
-        datasets = import_module("datasets")
+        yield
     except ModuleNotFoundError:
         raise UsageError("--from-hub needs datasets and pillow: pip install 'mgk[hub]'") from None
-    try:
-        return datasets.load_dataset(*task.hub)
     except Exception as error:  # of a network there are many kinds, none of them documented
-        first_line = str(error).strip().split("\n")[0]
+        first_line = (str(error).strip() or type(error).__name__).split("\n")[0]
         raise DataError(f"cannot fetch {task.hub[0]} ({first_line}); {task.how_to_get()}") from None
 
 

@@ -17,7 +17,7 @@ from mgk.data.sources import Source, SourceFile
 from mgk.data.writer import SetWriter
 
 # A pixel is its own token; images have one length, so nothing pads.
-PIXELS: dict[str, Any] = {"vocab_size": 256, "pad_id": None, "shift": 0}
+PIXELS: dict[str, Any] = {"unit": "pixel", "vocab_size": 256, "pad_id": None, "shift": 0}
 
 _Bytes = NDArray[np.uint8]
 _RECORD = 1 + 3072

@@ -1,7 +1,6 @@
 """What a prepared set holds: counts, lengths, classes, first examples."""
 
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +9,7 @@ from mgk.data.catalog import Task, find_task
 from mgk.data.manifest import Manifest
 from mgk.data.preparation import prepared
 from mgk.data.splits import Split
-from mgk.data.wikitext import VOCABULARY_FILE
+from mgk.data.vocabularies import Vocabulary, prepared_vocabulary
 
 _BINS = 8
 _SHOWN_TOKENS = 60
@@ -41,18 +40,18 @@ class SplitSummary:
     first: list[str]
 
 
-def inspect(name: str, *, folder: Path | None = None, first: int = 3) -> tuple[Manifest, list[SplitSummary]]:
+def inspect(name: str, *, folder: Path | str | None = None, first: int = 3) -> tuple[Manifest, list[SplitSummary]]:
     """The manifest of a prepared set and a summary of each of its splits."""
     place, manifest = prepared(name, folder)
     task = find_task(name)
-    vocabulary = _vocabulary(place, manifest)
+    vocabulary = prepared_vocabulary(place, manifest)
     return manifest, [_summary(task, Split(place, manifest, split), vocabulary, first) for split in manifest.splits]
 
 
-def _summary(task: Task, split: Split, vocabulary: list[str], first: int) -> SplitSummary:
+def _summary(task: Task, split: Split, vocabulary: Vocabulary, first: int) -> SplitSummary:
     tokens = split["tokens"]
     if task.kind == "language":
-        end = vocabulary.index("<eos>") if vocabulary else ord("\n")
+        end = ord("\n") if vocabulary.eos_id is None else vocabulary.eos_id
         offsets = np.concatenate([[0], np.flatnonzero(tokens == end) + 1])
     elif task.kind == "image":
         offsets = np.arange(len(tokens) + 1) * tokens.shape[1]
@@ -61,7 +60,10 @@ def _summary(task: Task, split: Split, vocabulary: list[str], first: int) -> Spl
     lengths = np.diff(offsets)
     flat = tokens.reshape(-1)
     each = 2 if task.kind == "pair" else 1
-    rows = [flat[start:end] for start, end in pairwise(offsets[: each * first + 1])]
+    shown = range(each * first)
+    if task.kind == "language":  # lines that say something
+        shown = np.flatnonzero(lengths > 1)[:first].tolist()
+    rows = [flat[offsets[i] : offsets[i + 1]] for i in shown if i < len(lengths)]
     labels = split["labels"] if "labels" in split else np.zeros(0, np.uint8)
     texts = [_readable(task, row.tolist(), len(row), vocabulary) for row in rows]
     if len(labels):
@@ -87,19 +89,12 @@ def _histogram(lengths: np.ndarray[tuple[int], np.dtype[np.int64]]) -> list[tupl
     return [(low + i * width, min(low + (i + 1) * width - 1, high), int(count)) for i, count in enumerate(counts)]
 
 
-def _readable(task: Task, row: list[int], length: int, vocabulary: list[str]) -> str:
+def _readable(task: Task, row: list[int], length: int, vocabulary: Vocabulary) -> str:
     shown = row[:_SHOWN_TOKENS]
     if task.kind == "image":
         return f"{length} pixels, {min(row)} to {max(row)}, mean {sum(row) / length:.1f}"
-    if vocabulary:
-        text = " ".join(vocabulary[token] for token in shown)
+    if vocabulary.tokens is not None:
+        text = " ".join(vocabulary.tokens[token] for token in shown)
     else:
         text = repr(bytes(shown).decode("utf-8", "replace"))
     return text + (" ..." if length > len(shown) else "")
-
-
-def _vocabulary(folder: Path, manifest: Manifest) -> list[str]:
-    """The words of the ids, or nothing where a token is a byte or a pixel."""
-    if VOCABULARY_FILE in manifest.files:
-        return (folder / manifest.build / VOCABULARY_FILE).read_text(encoding="utf-8").split("\n")[:-1]
-    return list(manifest.facts.get("vocabulary", []))

@@ -30,10 +30,14 @@ class SegmentDataset(Dataset[dict[str, Tensor]]):
     ``labels`` repeats ``input_ids`` for models that shift by themselves and do not know ``shift_labels``.
     """
 
-    def __init__(self, tokens: Tokens, length: int) -> None:
+    pad_id: None = None  # no segment but the last is padded, and no real token looks at what comes after it
+
+    def __init__(self, tokens: Tokens, length: int, *, vocab_size: int | None = None) -> None:
         if len(tokens) < 2:
             raise UsageError(f"a text of {len(tokens)} tokens has nothing to predict")
-        self.tokens, self.length = tokens, length
+        if length < 1:
+            raise UsageError(f"length must be at least 1, got {length}")
+        self.tokens, self.length, self.vocab_size = tokens, length, vocab_size
 
     def __len__(self) -> int:
         return -(-(len(self.tokens) - 1) // self.length)
@@ -42,6 +46,13 @@ class SegmentDataset(Dataset[dict[str, Tensor]]):
         start = range(len(self))[index] * self.length
         piece = torch.from_numpy(np.asarray(self.tokens[start : start + self.length + 1]).astype(np.int64))
         return {"input_ids": piece[:-1], "labels": piece[:-1].clone(), "shift_labels": piece[1:]}
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """The length of every segment."""
+        lengths = np.full(len(self), self.length)
+        lengths[-1] = len(self.tokens) - 1 - (len(self) - 1) * self.length
+        return lengths
 
 
 def windows(tokens: Tokens, window: int, first: int, count: int) -> tuple[Tensor, Tensor]:

@@ -30,6 +30,13 @@ from mgk.data.writer import Example, SetWriter, named_errors
 OPERATORS = ("[MIN", "[MAX", "[MED", "[SM")
 # The id of a token is its place; 0 pads.
 VOCABULARY = ("<pad>", *"0123456789", *OPERATORS, "]")
+FACTS: dict[str, Any] = {
+    "unit": "symbol",
+    "vocab_size": len(VOCABULARY),
+    "pad_id": 0,
+    "shift": 0,
+    "vocabulary": list(VOCABULARY),
+}
 FILES = {"train": "basic_train.tsv", "validation": "basic_val.tsv", "test": "basic_test.tsv"}
 
 _IDS = {token.encode(): number for number, token in enumerate(VOCABULARY)}
@@ -58,7 +65,7 @@ class Block(NamedTuple):
 
 def prepare(writer: SetWriter, job: Job) -> None:
     """Generate the set, or read the official files."""
-    writer.facts.update(vocab_size=len(VOCABULARY), pad_id=0, shift=0, vocabulary=list(VOCABULARY))
+    writer.facts.update(FACTS)
     writer.append_examples(read(job.given) if job.given else generate(job.options, job.workers, job.on_step))
 
 
@@ -191,12 +198,9 @@ def _check_shape(shape: Shape) -> None:
 
 def read(source: Source) -> Iterator[Example]:
     """Every line of the official files; parentheses are dropped."""
-    missing = dict(FILES)
-    split_of = {name: split for split, name in FILES.items()}
-    for file in source.files("basic_(?:train|val|test)\\.tsv"):
-        split = split_of[Path(file.name).name.removesuffix(".gz")]
-        if missing.pop(split, None) is None:
-            fail(file.where, f"a second file for the split {split!r}; give the folder of one of them as the source")
+    splits = {name: split for split, name in FILES.items()}
+    for split, file in source.parts(r"(basic_(?:train|val|test)\.tsv)", splits):
+        number = 0
         for number, line in enumerate(file.stream.lines(), 1):
             where = f"{file.where}, line {number}"
             columns = line.rstrip(b"\r").split(b"\t")
@@ -206,8 +210,8 @@ def read(source: Source) -> Iterator[Example]:
                 yield Example(split, (_encode(columns[0], where),), _label(columns[1], where))
             elif columns != [b"Source", b"Target"]:
                 fail(where, "the header must be Source, Target")
-    if missing:
-        fail(str(source.path), f"{', '.join(missing.values())} not found")
+        if number == 0:
+            fail(file.where, "the file is empty")
 
 
 def _encode(expression: bytes, where: str) -> bytes:

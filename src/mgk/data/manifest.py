@@ -5,14 +5,16 @@ take the place of an old one, so at every moment there is the one or the other.
 """
 
 import json
+import os
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from mgk.data.errors import DataError, fail
-from mgk.data.sources import Fingerprint, file_hash, fingerprint
+from mgk.data.errors import fail
+from mgk.data.sources import Record, file_hash
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST = "manifest.json"
 SOURCES = "sources.json"
 
@@ -104,10 +106,11 @@ def damage(folder: Path, manifest: Manifest, *, thorough: bool) -> list[str]:
     """One sentence for every file of the set that is missing or not what the manifest says.
 
     Without ``thorough`` a file is read only when it was written after the manifest, as its size is wrong or its hash
-    the same otherwise.
+    the same otherwise. Where all that were read are as they should be, as after a copy of the set, the manifest gets a
+    new time, so that the next look is quick again.
     """
     sealed = (folder / MANIFEST).stat().st_mtime_ns
-    found = []
+    found, was_read = [], False
     for name, spec in manifest.files.items():
         path = folder / manifest.build / name
         try:
@@ -117,28 +120,20 @@ def damage(folder: Path, manifest: Manifest, *, thorough: bool) -> list[str]:
             continue
         if status.st_size != spec.bytes:
             found.append(f"{path}: {status.st_size} bytes instead of {spec.bytes}")
-        elif (thorough or status.st_mtime_ns > sealed) and file_hash(path) != spec.sha256:
-            found.append(f"{path}: the content is not what was prepared (its SHA-256 differs)")
+        elif thorough or status.st_mtime_ns > sealed:
+            was_read = True
+            if file_hash(path) != spec.sha256:
+                found.append(f"{path}: the content is not what was prepared (its SHA-256 differs)")
+    if was_read and not found:
+        with suppress(OSError):  # a folder that is only readable
+            os.utime(folder / MANIFEST)
     return found
 
 
-def changed_sources(folder: Path, manifest: Manifest, root: Path) -> list[str]:
-    """The source files that are not what the set was made from; a file with the old size and time is not read.
-
-    ``root`` is where the source is said to be: a set made from elsewhere counts as changed.
-    """
+def read_record(folder: Path, manifest: Manifest) -> Record:
+    """What the set was made from."""
+    path = folder / manifest.build / SOURCES
     try:
-        records = [Fingerprint(**item) for item in json.loads((folder / manifest.build / SOURCES).read_bytes())]
-    except (OSError, ValueError, TypeError) as error:
-        raise DataError(f"{folder / manifest.build / SOURCES}: cannot be read ({error})") from None
-    changed = []
-    for record in records:
-        path = Path(record.path)
-        if not path.is_relative_to(root) or not path.is_file():
-            changed.append(record.path)
-            continue
-        status = path.stat()
-        is_same = (status.st_size, status.st_mtime_ns) == (record.bytes, record.mtime_ns)
-        if not is_same and fingerprint(path).sha256 != record.sha256:
-            changed.append(record.path)
-    return changed or ([] if records else [str(root)])
+        return Record.from_json(json.loads(path.read_bytes()))
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        fail(str(path), f"cannot be read ({error})")

@@ -1,6 +1,8 @@
 """Runs numbered pieces of work on several processes and hands them back in order."""
 
 import multiprocessing
+import os
+import threading
 from collections import deque
 from collections.abc import Callable, Generator
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -19,7 +21,8 @@ def in_order(work: Callable[[int], Piece], workers: int) -> Generator[Piece]:
     if workers == 1:
         yield from map(work, count())
         return
-    pool = ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_end_with_the_parent)
     waiting: deque[Future[Piece]] = deque()
     try:
         for number in count():
@@ -28,3 +31,15 @@ def in_order(work: Callable[[int], Piece], workers: int) -> Generator[Piece]:
                 yield waiting.popleft().result()
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _end_with_the_parent() -> None:
+    """A worker waits for work for ever, also when the process that would send it was killed: end it then."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()

@@ -3,12 +3,14 @@
 Read from the official folder of Long Range Arena, or drawn here after the published description (Kim 2020, and the
 settings that LRA used): two paths of equal length that bend gently and touch nothing, shorter paths that distract, and
 two dots at the ends of one path (label 1) or at one end of each (label 0). Both labels are equally frequent.
+
+Pictures are drawn in blocks, all paths of a block dash by dash at once; a block depends on the seed and its number
+alone. All coordinates are whole numbers of 1/64 pixel, so no rounding of floating point can make two machines differ.
 """
 
 from collections.abc import Iterator, Mapping
 from contextlib import closing
-from functools import partial
-from math import isqrt
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,6 +26,7 @@ from mgk.data.sources import Source
 from mgk.data.writer import SetWriter
 
 SIDE = 32
+PICTURES_PER_BLOCK = 256
 # Dashes of the two long paths; the official folder of the same difficulty.
 DIFFICULTIES = {
     "easy": (6, "curv_baseline"),
@@ -32,43 +35,37 @@ DIFFICULTIES = {
 }
 
 _Int = NDArray[np.int64]
-_IMAGES_PER_BLOCK = 64
-# All coordinates are whole numbers of 1/64 pixel: no rounding of floating point can make two machines differ.
+_Bool = NDArray[np.bool_]
 _UNIT = 64
 _DASH, _GAP, _SEED_DISTANCE = 2, 1, 7  # in pixels
 _TURNS = 64  # directions of the circle
 _ANGLES = np.arange(_TURNS) * (2 * np.pi / _TURNS)
-_COMPASS = [(round(_UNIT * y), round(_UNIT * x)) for y, x in zip(np.cos(_ANGLES), np.sin(_ANGLES), strict=True)]
+_COMPASS: _Int = np.rint(_UNIT * np.stack([np.cos(_ANGLES), np.sin(_ANGLES)], 1)).astype(np.int64)  # (turns, 2)
 _BEND = 8  # a dash turns by at most this many directions: 45 degrees
-_TRIES = 24
 _PADDING = 2 * _UNIT
-_DISTRACTOR, _DISTRACTORS = 4, 5
+# How many bends a dash tries, how many second paths a first one, and how many first paths are walked at once.
+_BENDS_TRIED, _SECONDS_TRIED, _WALKS_AT_ONCE = 16, 16, 512
+_DASHES_OF_DISTRACTORS = 20
 _HALF_WIDTH, _DOT_RADIUS = 3 * _UNIT // 8, 3 * _UNIT // 2
 _DASH_LEVEL, _DOT_LEVEL = 191, 255
 _OVERSAMPLING = 4
-# What is taken is kept in cells of half a pixel, with a margin that a dash outside of the image still falls into.
-_MARGIN = 24
+_STAMP = 6  # pixels on each side of what one dash or dot colours
+_RENDERED = _UNIT // 8  # the step, in units, of the places where dashes and dots are drawn
+# What is taken is kept in cells of half a pixel; the border around the image is taken from the start.
+_MARGIN = 8
 _GRID = 2 * SIDE + 2 * _MARGIN
 _CLEARANCE = 4  # cells: two pixels between the dashes of different paths, and of one path that comes back
-# The rows of a disc of that radius: where each starts, from the middle, and its cells.
-_DISC = [
-    (y * _GRID - half, bytes([1]) * (2 * half + 1))
-    for y in range(-_CLEARANCE + 1, _CLEARANCE)
-    for half in [isqrt(_CLEARANCE**2 - 1 - y * y)]
-]
-_INSIDE = range(_MARGIN + 4, _GRID - _MARGIN - 4)
-_EMPTY = bytes(int(y not in _INSIDE or x not in _INSIDE) for y in range(_GRID) for x in range(_GRID))
-
-_Point = tuple[int, int]
-_Dash = tuple[_Point, _Point]
-_Path = list[_Dash]
+_REACH = np.arange(1 - _CLEARANCE, _CLEARANCE)
+_NEAR = _REACH[:, None] ** 2 + _REACH**2 < _CLEARANCE**2
+_DISC: _Int = (_REACH[:, None] * _GRID + _REACH)[_NEAR]  # from a cell to those within the clearance
+_INSIDE = slice(_MARGIN + 4, _GRID - _MARGIN - 4)
 
 
-class Picture(NamedTuple):
-    """An image (32, 32), its label and the dashes of its two long paths, in pixels: (2, dashes, 2 ends, 2)."""
+class Block(NamedTuple):
+    """Images (n, 32, 32), labels (n,), and the dashes of the two long paths in pixels (n, 2, dashes, 2 ends, 2)."""
 
-    image: NDArray[np.uint8]
-    label: int
+    images: NDArray[np.uint8]
+    labels: NDArray[np.uint8]
     paths: NDArray[np.float64]
 
 
@@ -84,21 +81,18 @@ def prepare(writer: SetWriter, job: Job) -> None:
         writer.append(split, "labels", labels)
 
 
-def draw(seed: int, number: int, difficulty: str = "hard") -> Picture:
-    """Picture ``number`` of a seed; even numbers are connected."""
-    label = 1 - number % 2
+def draw(seed: int, number: int, difficulty: str = "hard") -> Block:
+    """Block ``number`` of a seed: 256 pictures, of which those in even places are connected."""
     dashes, _ = DIFFICULTIES[difficulty]
     stream = Stream(seed, number)
-    found = None
-    while found is None:
-        found = _long_paths(stream, dashes)
-    paths, occupied = found
-    others = [_walk(stream, _DISTRACTOR, occupied, None) for _ in range(_DISTRACTORS)]
-    one = int(stream.below(2, 1)[0])
-    other = one if label else 1 - one
-    dots = np.array([paths[one][0][0], paths[other][-1][1]])
-    drawn = np.array([dash for path in (*paths, *others) if path is not None for dash in path])
-    return Picture(_render(drawn, dots), label, np.array(paths) / _UNIT)
+    occupied, paths = _long_paths(stream, dashes)
+    distractors = _distractors(stream, dashes // 3, occupied)
+    labels = 1 - np.arange(PICTURES_PER_BLOCK) % 2
+    one = stream.below(2, PICTURES_PER_BLOCK)
+    other = np.where(labels == 1, one, 1 - one)
+    rows = np.arange(PICTURES_PER_BLOCK)
+    dots = np.stack([paths[rows, one, 0, 0], paths[rows, other, -1, 1]], 1)  # (n, 2, 2)
+    return Block(_render(paths, distractors, dots), labels.astype(np.uint8), paths / _UNIT)
 
 
 def _draw_all(
@@ -107,7 +101,7 @@ def _draw_all(
     sizes = [(split, options[split]) for split in ("train", "validation", "test")]
     total, done = sum(size for _, size in sizes), 0
     splits = np.repeat([split for split, _ in sizes], [size for _, size in sizes])
-    with closing(in_order(partial(_draw_block, options["seed"], options["difficulty"]), workers)) as blocks:
+    with closing(in_order(partial(_images, options["seed"], options["difficulty"]), workers)) as blocks:
         while done < total:
             images, labels = next(blocks)
             here = splits[done : done + len(images)]
@@ -119,103 +113,157 @@ def _draw_all(
             on_step(done, total)
 
 
-def _draw_block(seed: int, difficulty: str, number: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    first = number * _IMAGES_PER_BLOCK
-    pictures = [draw(seed, first + place, difficulty) for place in range(_IMAGES_PER_BLOCK)]
-    return np.stack([picture.image for picture in pictures]), np.array([p.label for p in pictures], np.uint8)
+def _images(seed: int, difficulty: str, number: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    block = draw(seed, number, difficulty)
+    return block.images, block.labels
 
 
-def _long_paths(stream: Stream, dashes: int) -> tuple[list[_Path], bytearray] | None:
-    """Two paths whose first ends are near each other, as the published seed distance has them; what they occupy."""
-    occupied = bytearray(_EMPTY)
-    first = _walk(stream, dashes, occupied, None)
-    if first is None:
-        return None
-    for _ in range(_TRIES):  # most second paths get stuck, and a first one is dear
-        second = _walk(stream, dashes, occupied, first[0][0])
-        if second is not None:
-            return [first, second], occupied
-    return None
+def _long_paths(stream: Stream, dashes: int) -> tuple[_Bool, _Int]:
+    """Two paths for every picture, whose first ends are near each other, as the published seed distance has them.
+
+    Returns:
+        What they occupy (n, cells) and the paths (n, 2, dashes, 2, 2). Most walks get stuck: many are begun at once,
+        and those that end well fill the block in their order.
+    """
+    occupied, paths, count = [], [], 0
+    while count < PICTURES_PER_BLOCK:
+        grid = np.repeat(_empty(), _WALKS_AT_ONCE, 0)
+        starts = stream.below(SIDE * _UNIT - 2 * _PADDING, 2 * _WALKS_AT_ONCE).reshape(-1, 2) + _PADDING
+        rows, firsts = _walk(stream, dashes, grid, starts)
+        grid, firsts = np.repeat(grid[rows], _SECONDS_TRIED, 0), np.repeat(firsts, _SECONDS_TRIED, 0)
+        turns = stream.below(_TURNS, len(firsts))
+        rows, seconds = _walk(stream, dashes, grid, firsts[:, 0, 0] + _SEED_DISTANCE * _COMPASS[turns])
+        _, chosen = np.unique(rows // _SECONDS_TRIED, return_index=True)  # one second path for each first one
+        occupied.append(grid[rows[chosen]])
+        paths.append(np.stack([firsts[rows[chosen]], seconds[chosen]], 1))
+        count += len(chosen)
+    return np.concatenate(occupied)[:PICTURES_PER_BLOCK], np.concatenate(paths)[:PICTURES_PER_BLOCK]
 
 
-def _walk(stream: Stream, dashes: int, occupied: bytearray, near: _Point | None) -> _Path | None:
-    """A path that keeps clear of what is occupied and of itself, and occupies it then; None where it gets stuck."""
-    own = bytearray(occupied)
-    path: _Path = []
-    bends = stream.below(2 * _BEND + 1, dashes * _TRIES).tolist()
-    turn = int(stream.below(_TURNS, 1)[0])
-    at = _start(stream, near)
+def _distractors(stream: Stream, dashes: int, occupied: _Bool) -> list[tuple[_Int, _Int]]:
+    """Short paths, as many as make 20 dashes: the pictures that found room for one, and the paths there."""
+    found = []
+    for _ in range(_DASHES_OF_DISTRACTORS // dashes):
+        grid = occupied.copy()
+        starts = stream.below(SIDE * _UNIT - 2 * _PADDING, 2 * len(grid)).reshape(-1, 2) + _PADDING
+        rows, paths = _walk(stream, dashes, grid, starts)
+        occupied[rows] = grid[rows]
+        found.append((rows, paths))
+    return found
+
+
+def _walk(stream: Stream, dashes: int, occupied: _Bool, starts: _Int) -> tuple[_Int, _Int]:
+    """Paths from all starts at once, each of which keeps clear of what its row has occupied, and of itself.
+
+    Args:
+        stream: of the random numbers.
+        dashes: of a path.
+        occupied: (n, cells); the rows of the paths that end well hold these too afterwards, the others anything.
+        starts: (n, 2).
+
+    Returns:
+        The rows (m,) of those that did not get stuck, and their paths (m, dashes, 2 ends, 2).
+    """
+    rows, at, turn = np.arange(len(starts)), starts, stream.below(_TURNS, len(starts))
+    path = np.zeros((len(starts), dashes, 2, 2), np.int64)
+    before: _Int | None = None  # the cells of the dash before, which is next to the new one by design: no obstacle yet
     for number in range(dashes):
-        for bend in bends[number * _TRIES : (number + 1) * _TRIES]:
-            new_turn = (turn + bend - _BEND) % _TURNS
-            down, right = _COMPASS[new_turn]
-            start = (at[0] + _GAP * down, at[1] + _GAP * right) if path else at
-            dash = (start, (start[0] + _DASH * down, start[1] + _DASH * right))
-            if not any(own[cell] for cell in _cells(dash)):
-                break
-        else:
-            return None
-        if path:  # the dash before is next to the new one by design; all older ones are obstacles
-            _occupy(own, path[-1])
-        path.append(dash)
-        turn, at = new_turn, dash[1]
-    for dash in path:
-        _occupy(occupied, dash)
-    return path
+        bends = stream.below(2 * _BEND + 1, len(rows) * _BENDS_TRIED).reshape(-1, _BENDS_TRIED) - _BEND
+        turns = (turn[:, None] + bends) % _TURNS
+        begins = at[:, None] + (_GAP if number else 0) * _COMPASS[turns]  # (m, tries, 2)
+        ends = begins + _DASH * _COMPASS[turns]
+        cells = np.stack([_cell(begins), _cell((begins + ends) // 2), _cell(ends)], -1)  # (m, tries, 3)
+        is_free: _Bool = np.logical_not(np.any(occupied[rows[:, None, None], cells], axis=-1))
+        goes_on = np.flatnonzero(is_free.any(1))
+        choice = is_free[goes_on].argmax(1)
+        rows, path, turn, at = rows[goes_on], path[goes_on], turns[goes_on, choice], ends[goes_on, choice]
+        path[:, number, 0], path[:, number, 1] = begins[goes_on, choice], at
+        if before is not None:
+            _occupy(occupied, rows, before[goes_on])
+        before = cells[goes_on, choice]
+    assert before is not None
+    _occupy(occupied, rows, before)
+    return rows, path
 
 
-def _start(stream: Stream, near: _Point | None) -> _Point:
-    if near is None:
-        down, right = (stream.below(SIDE * _UNIT - 2 * _PADDING, 2) + _PADDING).tolist()
-        return down, right
-    down, right = _COMPASS[int(stream.below(_TURNS, 1)[0])]
-    return near[0] + _SEED_DISTANCE * down, near[1] + _SEED_DISTANCE * right
+def _cell(points: _Int) -> _Int:
+    """The cells of points (..., 2); those far outside fall into the border."""
+    cells = np.clip(2 * points // _UNIT + _MARGIN, 0, _GRID - 1)
+    return cells[..., 0] * _GRID + cells[..., 1]
 
 
-def _cells(dash: _Dash) -> tuple[int, int, int]:
-    """The cells of both ends and of the middle."""
-    (y0, x0), (y1, x1) = dash
-    return _cell(y0, x0), _cell((y0 + y1) // 2, (x0 + x1) // 2), _cell(y1, x1)
+def _occupy(occupied: _Bool, rows: _Int, cells: _Int) -> None:
+    """Take what is too near to the cells (m, 3) of a dash; only cells that were free have come here."""
+    occupied[rows[:, None, None], cells[:, :, None] + _DISC] = True
 
 
-def _cell(y: int, x: int) -> int:
-    return (2 * y // _UNIT + _MARGIN) * _GRID + 2 * x // _UNIT + _MARGIN
+@cache
+def _empty() -> _Bool:
+    grid = np.ones((_GRID, _GRID), np.bool_)
+    grid[_INSIDE, _INSIDE] = False
+    return grid.reshape(1, -1)
 
 
-def _occupy(occupied: bytearray, dash: _Dash) -> None:
-    for cell in _cells(dash):
-        for offset, row in _DISC:
-            occupied[cell + offset : cell + offset + len(row)] = row
+def _render(paths: _Int, distractors: list[tuple[_Int, _Int]], dots: _Int) -> NDArray[np.uint8]:
+    """The images; the brighter of two things in one pixel stays."""
+    count, border = len(paths), _STAMP
+    canvas = np.zeros((count, SIDE + 2 * border, SIDE + 2 * border), np.uint8)
+    rows = np.repeat(np.arange(count), paths[0].size // 4)
+    _stamp(canvas, rows, paths.reshape(-1, 2, 2), _dash_stamps())
+    for places, short in distractors:
+        _stamp(canvas, np.repeat(places, short.shape[1]), short.reshape(-1, 2, 2), _dash_stamps())
+    ends = np.repeat(dots.reshape(-1, 1, 2), 2, 1)
+    _stamp(canvas, np.repeat(np.arange(count), 2), ends, _dot_stamps())
+    return canvas[:, border:-border, border:-border]
 
 
-def _render(dashes: _Int, dots: _Int) -> NDArray[np.uint8]:
-    """Every dash as a line of some width, every dot as a disc, smoothed by counting samples within each pixel."""
-    image = np.zeros((SIDE, SIDE), np.int64)
-    _stamp(image, dashes[:, 0], dashes[:, 1], _HALF_WIDTH, _DASH_LEVEL)
-    _stamp(image, dots, dots, _DOT_RADIUS, _DOT_LEVEL)
-    return image.astype(np.uint8)
+def _stamp(canvas: NDArray[np.uint8], rows: _Int, segments: _Int, stamps: NDArray[np.uint8]) -> None:
+    """Press the stamp of every segment (m, 2 ends, 2) onto the canvas of its row, around the segment's middle."""
+    middle = segments.sum(1) // 2
+    corner, rest = middle // _UNIT - _STAMP // 2 + _STAMP, middle % _UNIT // _RENDERED
+    ink = stamps[_direction(segments[:, 1] - segments[:, 0]) % len(stamps), rest[:, 0], rest[:, 1]]
+    reach = np.arange(_STAMP)
+    y, x = corner[:, 0, None, None] + reach[:, None], corner[:, 1, None, None] + reach
+    np.maximum.at(canvas, (rows[:, None, None], y, x), ink)
 
 
-def _stamp(image: _Int, starts: _Int, ends: _Int, radius: int, level: int) -> None:
-    """Draw the points within ``radius`` of each segment; the brighter of two things in one pixel stays."""
-    window = 6
-    corners = (starts + ends) // 2 // _UNIT - window // 2  # (n, 2), in pixels
-    step = _UNIT // _OVERSAMPLING
-    samples = np.arange(window * _OVERSAMPLING) * step + step // 2
-    grid = np.stack(np.meshgrid(samples, samples, indexing="ij"), -1)  # (s, s, 2)
-    offset = grid + corners[:, None, None] * _UNIT - starts[:, None, None]  # (n, s, s, 2)
-    along = (ends - starts)[:, None, None]
-    length = np.maximum((along**2).sum(-1), 1)
+def _direction(steps: _Int) -> _Int:
+    """The place on the compass of every dash; 0 for a dot."""
+    return (steps[:, None] == _DASH * _COMPASS).all(-1).argmax(1)
+
+
+@cache
+def _dash_stamps() -> NDArray[np.uint8]:
+    return _stamps(_DASH * _COMPASS, _HALF_WIDTH, _DASH_LEVEL)
+
+
+@cache
+def _dot_stamps() -> NDArray[np.uint8]:
+    return _stamps(np.zeros((1, 2), np.int64), _DOT_RADIUS, _DOT_LEVEL)
+
+
+def _stamps(steps: _Int, radius: int, level: int) -> NDArray[np.uint8]:
+    """What each step (k, 2) colours, by the place of its middle within a pixel: (k, 8, 8, 6, 6).
+
+    The points within ``radius`` of the segment, smoothed by counting samples within each pixel.
+    """
+    spacing = _UNIT // _OVERSAMPLING
+    samples = np.arange(_STAMP * _OVERSAMPLING) * spacing + spacing // 2 - _STAMP // 2 * _UNIT
+    places = np.arange(0, _UNIT, _RENDERED) + _RENDERED // 2
+    shape = (len(steps), len(places), len(places), len(samples), len(samples))
+    starts = -(steps // 2)
+    offset = [  # of each sample from the segment's start, along both axes
+        np.broadcast_to(samples[:, None] - places[:, None, None, None] - starts[:, 0, None, None, None, None], shape),
+        np.broadcast_to(samples - places[:, None, None] - starts[:, 1, None, None, None, None], shape),
+    ]
+    along = [steps[:, axis, None, None, None, None] for axis in (0, 1)]
+    length = np.maximum(along[0] ** 2 + along[1] ** 2, 1)
     # The nearest point of the segment, at a whole number of 1/64 of its length.
-    place = np.clip((offset * along).sum(-1) * _UNIT // length, 0, _UNIT)
-    inside = ((offset * _UNIT - along * place[..., None]) ** 2).sum(-1) <= (radius * _UNIT) ** 2
-    cells = inside.reshape(len(starts), window, _OVERSAMPLING, window, _OVERSAMPLING).sum((2, 4))
-    rows, columns = (corners[:, axis, None] + np.arange(window) for axis in (0, 1))
-    values = cells * level // _OVERSAMPLING**2
-    n, y, x = np.nonzero(values)
-    rows, columns = rows[n, y], columns[n, x]
-    seen = (rows >= 0) & (rows < SIDE) & (columns >= 0) & (columns < SIDE)
-    np.maximum.at(image, (rows[seen], columns[seen]), values[n, y, x][seen])
+    place = np.clip((offset[0] * along[0] + offset[1] * along[1]) * _UNIT // length, 0, _UNIT)
+    distance = sum((offset[axis] * _UNIT - along[axis] * place) ** 2 for axis in (0, 1))
+    inside = distance <= (radius * _UNIT) ** 2
+    parts = (*shape[:3], _STAMP, _OVERSAMPLING, _STAMP, _OVERSAMPLING)
+    return (inside.reshape(parts).sum((4, 6)) * level // _OVERSAMPLING**2).astype(np.uint8)
 
 
 def _read(source: Source, options: Mapping[str, Any]) -> Iterator[tuple[str, NDArray[np.uint8], NDArray[np.uint8]]]:
@@ -224,7 +272,8 @@ def _read(source: Source, options: Mapping[str, Any]) -> Iterator[tuple[str, NDA
     labels: dict[str, int] = {}
     images: dict[str, NDArray[np.uint8]] = {}
     is_empty: set[str] = set()
-    for file in source.files(rf"(?:pathfinder32/)?{folder}/(?:metadata/\d+\.npy|(imgs/\d+/\w+\.png))"):
+    # Not from pathfinder64/ and the like, which the release holds under the same names.
+    for file in source.files(rf"(?:pathfinder32/|^){folder}/(?:metadata/\d+\.npy|(imgs/\d+/\w+\.png))"):
         if file.match[1] is None:
             labels.update(_metadata(file.stream.read(), file.where))
         elif data := file.stream.read():

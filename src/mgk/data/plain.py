@@ -1,64 +1,66 @@
 """Any text file as running text, by bytes or by words; its last parts are the validation and the test split."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
-from mgk.data.errors import UsageError, check_text, fail
+from mgk.data.errors import UsageError, fail
 from mgk.data.job import Job
 from mgk.data.sources import Source
-from mgk.data.wikitext import finish
+from mgk.data.wikitext import checked_lines, finish
 from mgk.data.words import WordEncoder
 from mgk.data.writer import SetWriter
 
 UNITS = ("byte", "word")
-_PIECE = 1 << 23
+FACTS: dict[str, Any] = {"unit": "byte", "vocab_size": 256, "pad_id": None, "shift": 0}
+_ANY = r"[^/]+"
 
 
 def prepare(writer: SetWriter, job: Job) -> None:
-    """Read one file and cut it, at line ends, into three parts."""
+    """Read one file, in pieces, and cut it, at line ends, into three parts."""
     options = job.options
     if options["unit"] not in UNITS:
         raise UsageError(f"the unit must be one of {', '.join(UNITS)}, got {options['unit']!r}")
-    parts = _parts(*_read(job.source), options["validation_percent"], options["test_percent"])
-    encoder = WordEncoder(writer)
-    for split, text in parts.items():
-        if options["unit"] == "byte":
-            writer.append(split, "tokens", np.frombuffer(text, np.uint8))
-        else:
-            encoder.add(split, _pieces(text))
-    if options["unit"] == "byte":
-        writer.facts.update(vocab_size=256, pad_id=None, shift=0, unit="byte")
-    else:
-        finish(writer, encoder)
-
-
-def _read(source: Source) -> tuple[bytes, str]:
-    files = ((file.stream.read(), file.where) for file in source.files(r"[^/]+"))
-    text, where = next(files, (b"", str(source.path)))
-    if next(files, None) is not None:
-        raise UsageError(f"the source {str(source.path)!r} holds several files: give one of them")
-    if not text:
-        fail(where, "the file is empty")
-    check_text(text, where)
-    return text, where
-
-
-def _parts(text: bytes, where: str, validation: int, test: int) -> dict[str, bytes]:
+    validation, test = options["validation_percent"], options["test_percent"]
     if min(validation, test) < 1 or validation + test > 90:
         raise UsageError(f"validation and test must leave a training part, got {validation} and {test} per cent")
-    first = text.find(b"\n", len(text) * (100 - validation - test) // 100) + 1
-    second = text.find(b"\n", max(first, len(text) * (100 - test) // 100)) + 1
-    if not 0 < first < second < len(text):
-        fail(where, f"{len(text)} bytes with too few lines for a training, a validation and a test part")
-    return {"train": text[:first], "validation": text[first:second], "test": text[second:]}
+    parts = _parts(job.source, _size(job.source), validation, test)
+    if options["unit"] == "byte":
+        writer.facts.update(FACTS)
+        for split, text in parts:
+            writer.append(split, "tokens", np.frombuffer(text, np.uint8))
+        return
+    encoder = WordEncoder(writer)
+    for split, text in parts:
+        encoder.add(split, [text if text.endswith(b"\n") else text + b"\n"])
+    finish(writer, encoder)
 
 
-def _pieces(text: bytes) -> Iterator[bytes]:
-    """Pieces that end with a line."""
-    start = 0
-    while start < len(text):
-        end = text.find(b"\n", start + _PIECE) + 1 or len(text)
-        piece = text[start:end]
-        yield piece if piece.endswith(b"\n") else piece + b"\n"
-        start = end
+def _size(source: Source) -> int:
+    """How many bytes the one file has; it may be packed, so it is read to the end."""
+    sizes = [sum(map(len, file.stream.chunks())) for file in source.files(_ANY)]
+    if len(sizes) > 1:
+        raise UsageError(f"the source {str(source.path)!r} holds several files: give one of them")
+    if not any(sizes):
+        fail(str(source.path), "the file is empty")
+    return sizes[0]
+
+
+def _parts(source: Source, size: int, validation: int, test: int) -> Iterator[tuple[str, bytes]]:
+    """The text in pieces, each with its split: a split begins with the first line after its share of the bytes."""
+    shares = {"validation": size * (100 - validation - test) // 100, "test": size * (100 - test) // 100}
+    splits, split, done = list(shares), "train", 0
+    for file in source.files(_ANY):
+        for lines in checked_lines(file):
+            piece = lines[: size - done]  # without the line end that a last line did not have
+            while splits:
+                end = piece.find(b"\n", max(shares[splits[0]] - done, 0)) + 1
+                if not end or done + end == size:  # nothing would be left for the split
+                    break
+                yield split, piece[:end]
+                piece, done, split = piece[end:], done + end, splits.pop(0)
+            yield split, piece
+            done += len(piece)
+        if splits:
+            fail(file.where, f"{size} bytes with too few lines for a training, a validation and a test part")

@@ -1,6 +1,5 @@
 """Prepares a data set once; a second time with the same options and files there is nothing to do."""
 
-import errno
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -11,7 +10,7 @@ from mgk.data.catalog import Task, find_task
 from mgk.data.errors import DataError, UsageError
 from mgk.data.folders import data_folder
 from mgk.data.job import Job, OnStep
-from mgk.data.manifest import Manifest, changed_sources, damage, read_manifest
+from mgk.data.manifest import Manifest, damage, read_manifest, read_record
 from mgk.data.sources import Source
 from mgk.data.writer import writing
 
@@ -28,9 +27,9 @@ class Prepared:
 
 def prepare(
     name: str,
-    source: Path | None = None,
+    source: Path | str | None = None,
     *,
-    out: Path | None = None,
+    out: Path | str | None = None,
     options: Mapping[str, Any] | None = None,
     workers: int = 1,
     on_step: OnStep = lambda done, total: None,
@@ -53,8 +52,8 @@ def prepare(
     if source is not None and task.is_synthetic:
         raise UsageError(f"{name} is made up here and takes no source")
     chosen = checked_options(task, source is not None, options or {})
-    files = Source(source, on_step) if source is not None else None
-    folder = (data_folder() if out is None else out) / name
+    files = Source(Path(source), on_step) if source is not None else None
+    folder = set_folder(name, out)
     manifest, reasons = _state(folder, task, chosen, files)
     if manifest is not None and not reasons:
         return Prepared(folder, manifest, False, [])
@@ -64,18 +63,24 @@ def prepare(
     with writing(folder, name, chosen, synthetic=task.is_synthetic) as writer:
         try:
             module.prepare(writer, Job(task, files, chosen, workers, on_step))
+            if files is not None:
+                writer.record = files.record()
         except OSError as error:
-            raise _named(error, folder) from None
-        writer.sources.extend(files.fingerprints() if files else [])
+            raise DataError(f"{error.filename or folder}: {error.strerror or error}") from None
     done = read_manifest(folder)
     assert done is not None
     return Prepared(folder, done, True, reasons)
 
 
-def prepared(name: str, folder: Path | None = None) -> tuple[Path, Manifest]:
+def set_folder(name: str, parent: Path | str | None) -> Path:
+    """The folder of a task's set; in the data folder if no parent is given."""
+    return (data_folder() if parent is None else Path(parent)) / name
+
+
+def prepared(name: str, folder: Path | str | None = None) -> tuple[Path, Manifest]:
     """The folder and manifest of a set that is whole; a made-up sample is made when it is not there yet."""
     task = find_task(name)
-    place = (data_folder() if folder is None else folder) / name
+    place = set_folder(name, folder)
     manifest = read_manifest(place)
     if manifest is None and task.is_synthetic:
         manifest = prepare(name, out=folder).manifest
@@ -87,10 +92,10 @@ def prepared(name: str, folder: Path | None = None) -> tuple[Path, Manifest]:
     return place, manifest
 
 
-def present(name: str, *, out: Path | None = None, options: Mapping[str, Any] | None = None) -> Prepared | None:
+def present(name: str, *, out: Path | str | None = None, options: Mapping[str, Any] | None = None) -> Prepared | None:
     """The set as it is, if it was prepared from files with these options and is whole."""
     task = find_task(name)
-    folder = (data_folder() if out is None else out) / name
+    folder = set_folder(name, out)
     manifest, reasons = _state(folder, task, checked_options(task, True, options or {}), None)
     return None if manifest is None or reasons else Prepared(folder, manifest, False, [])
 
@@ -123,15 +128,13 @@ def _state(
     if manifest is None:
         return None, []
     reasons = damage(folder, manifest, thorough=False)
+    if reasons:
+        return manifest, reasons
     if manifest.options != options or (task.is_generated and bool(manifest.sources["files"]) != (files is not None)):
-        reasons.append(f"{folder}: prepared with other options")
-    elif files is not None and not reasons:
-        changed = changed_sources(folder, manifest, files.path)
-        reasons.extend(f"{path}: this source is not what the set was made from" for path in changed)
+        return manifest, [f"{folder}: prepared with other options"]
+    if files is not None:
+        try:
+            reasons = list(read_record(folder, manifest).changes(files.path))
+        except DataError as error:
+            reasons = [str(error)]
     return manifest, reasons
-
-
-def _named(error: OSError, folder: Path) -> DataError:
-    """Of a disk that is full or a file that cannot be read."""
-    place = error.filename or (folder if error.errno in (errno.ENOSPC, errno.EDQUOT) else "a file")
-    return DataError(f"{place}: {error.strerror or error}")

@@ -11,7 +11,11 @@ from mgk.data.sources import Source
 from mgk.data.text import BYTES
 from mgk.data.writer import Example, SetWriter
 
-SPLITS = {"train": "train", "eval": "validation", "test": "test"}
+SPLITS = {
+    "new_aan_pairs.train.tsv": "train",
+    "new_aan_pairs.eval.tsv": "validation",
+    "new_aan_pairs.test.tsv": "test",
+}
 _COLUMNS = ("label", "id1", "id2", "text1", "text2")
 _LABELS = {b"0": 0, b"0.0": 0, b"1": 1, b"1.0": 1}
 
@@ -23,18 +27,12 @@ def prepare(writer: SetWriter, job: Job) -> None:
 
 
 def _read(source: Source) -> Iterator[Example]:
-    missing = dict(SPLITS)
-    for file in source.files(r"new_aan_pairs\.(train|eval|test)\.tsv"):
-        name = file.match[1]
-        if missing.pop(name, None) is None:
-            fail(file.where, f"a second file of pairs for {name!r}; give the folder of one of them as the source")
+    for split, file in source.parts(r"(new_aan_pairs\.(?:train|eval|test)\.tsv)", SPLITS):
         number = 0
         for number, line in enumerate(file.stream.lines(), 1):
-            yield Example(SPLITS[name], *_pair(line, f"{file.where}, line {number}"))
+            yield Example(split, *_pair(line, f"{file.where}, line {number}"))
         if number == 0:
             fail(file.where, "the file is empty")
-    if missing:
-        fail(str(source.path), f"{', '.join(f'new_aan_pairs.{name}.tsv' for name in missing)} not found")
 
 
 def _pair(line: bytes, where: str) -> tuple[tuple[bytes, bytes], int]:

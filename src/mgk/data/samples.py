@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from mgk.data import listops, pathfinder
+from mgk.data import listops, pathfinder, plain
 from mgk.data.catalog import SYNTHETIC
 from mgk.data.image import PIXELS
 from mgk.data.job import Job
@@ -91,7 +91,7 @@ def _write_language(writer: SetWriter, seed: int, *, by_words: bool) -> None:
     if by_words:
         finish(writer, encoder)
     else:
-        writer.facts.update(vocab_size=256, pad_id=None, shift=0, unit="byte")
+        writer.facts.update(plain.FACTS)
 
 
 def _sentence(stream: Stream) -> bytes:

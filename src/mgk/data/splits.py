@@ -52,6 +52,6 @@ class MappedTokens:
         return tokens
 
 
-def open_split(name: str, split: str, folder: Path | None = None) -> Split:
+def open_split(name: str, split: str, folder: Path | str | None = None) -> Split:
     """A split of a prepared set; the error of one that is absent says how to get it."""
     return Split(*prepared(name, folder), split)

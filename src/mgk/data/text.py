@@ -5,6 +5,7 @@ holds some training reviews out instead, half of each label.
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 from mgk.data.errors import UsageError, check_text, fail
 from mgk.data.job import Job
@@ -13,9 +14,9 @@ from mgk.data.sources import Source
 from mgk.data.writer import Example, SetWriter
 
 # Token id = byte + 1; 0 pads.
-BYTES = {"vocab_size": 257, "pad_id": 0, "shift": 1}
+BYTES: dict[str, Any] = {"unit": "byte", "vocab_size": 257, "pad_id": 0, "shift": 1}
 
-_Key = tuple[str, int, int, str]
+_Key = tuple[str, int, int]
 
 
 def prepare(writer: SetWriter, job: Job) -> None:
@@ -27,7 +28,7 @@ def prepare(writer: SetWriter, job: Job) -> None:
 
 
 def _read(source: Source) -> dict[_Key, bytes]:
-    """The reviews by split, label, number and name: an order that does not depend on that of an archive."""
+    """The reviews by split, label and number: an order that does not depend on that of an archive."""
     reviews: dict[_Key, bytes] = {}
     for file in source.files(r"(train|test)/(pos|neg)/(\d+)_(\d+)\.txt"):
         split, sign, number, rating = file.match.groups()
@@ -38,7 +39,8 @@ def _read(source: Source) -> dict[_Key, bytes]:
         check_text(data, file.where)
         if not data:
             fail(file.where, "the review is empty")
-        reviews[split, label, int(number), file.name] = data
+        if reviews.setdefault((split, label, int(number)), data) != data:
+            fail(file.where, f"a second review of the number {number}; give the folder of one of them as the source")
     for split in ("train", "test"):
         for label, sign in enumerate(("neg", "pos")):
             if not any(key[:2] == (split, label) for key in reviews):

@@ -12,7 +12,7 @@ from typing import IO
 import numpy as np
 from numpy.typing import NDArray
 
-from mgk.data.writer import SetWriter
+from mgk.data.writer import SetWriter, named_errors
 
 EOS, UNKNOWN = b"<eos>", b"<unk>"
 
@@ -38,12 +38,16 @@ class WordEncoder:
         self._table[EOS], self._table[UNKNOWN]
 
     def add(self, split: str, pieces: Iterable[bytes]) -> None:
-        """Encode the text of one split, given in pieces that end with a line; every line ends with ``<eos>``."""
-        file = self._scratch[split] = (self._writer.folder / f"{split}.scratch").open("w+b")
+        """Add to the text of a split, in pieces that end with a line; every line ends with ``<eos>``."""
+        path = self._writer.folder / f"{split}.scratch"
+        if split not in self._scratch:
+            with named_errors(path):
+                self._scratch[split] = path.open("w+b")
         for piece in pieces:
             words = piece.replace(b"\n", b" <eos> ").split()
             ids = np.fromiter(map(self._table.__getitem__, words), np.int32, len(words))
-            file.write(ids.tobytes())
+            with named_errors(path):
+                self._scratch[split].write(ids.tobytes())
             if split == "train":
                 counts = np.bincount(ids, minlength=len(self._table))
                 counts[: len(self._counts)] += self._counts
@@ -61,6 +65,8 @@ class WordEncoder:
         final = np.full(len(words), order.index(1), np.uint16 if len(order) <= 1 << 16 else np.int32)
         final[order] = np.arange(len(order))
         for split, file in self._scratch.items():
+            with named_errors(Path(file.name)):
+                file.seek(0)  # writes what is still in the buffer
             for ids in _read_ids(file):
                 self._writer.append(split, "tokens", final[ids])
             file.close()
@@ -81,6 +87,5 @@ def line_pieces(chunks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _read_ids(file: IO[bytes]) -> Iterator[NDArray[np.int32]]:
-    file.seek(0)
     while data := file.read(4 * _IDS_AT_ONCE):
         yield np.frombuffer(data, np.int32)

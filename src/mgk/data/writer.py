@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,14 +20,12 @@ from numpy.typing import NDArray
 from mgk import __version__
 from mgk.data.errors import DataError
 from mgk.data.manifest import MANIFEST, SOURCES, ArraySpec, FileSpec, Manifest, read_manifest
-
-if TYPE_CHECKING:
-    from mgk.data.sources import Fingerprint
+from mgk.data.sources import Record
 
 _UNFINISHED = ".unfinished-"
 _BUILD = re.compile("[0-9a-f]{16}")
 _ROWS_AT_ONCE = 256
-_STALE_SECONDS = 86_400.0
+_STALE_SECONDS = 3600.0
 
 
 class Example(NamedTuple):
@@ -63,7 +61,7 @@ class SetWriter:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.facts: dict[str, Any] = {}
-        self.sources: list[Fingerprint] = []
+        self.record = Record()
         self._arrays: dict[tuple[str, str], _OpenArray] = {}
         self._files: dict[str, FileSpec] = {}
 
@@ -121,8 +119,10 @@ class SetWriter:
         splits: dict[str, dict[str, ArraySpec]] = {}
         order = {"train": 0, "validation": 1, "test": 2}
         for (split, name), array in sorted(self._arrays.items(), key=lambda item: order[item[0][0]]):
-            _sync(array.file)
-            file = Path(array.file.name).name
+            path = Path(array.file.name)
+            with named_errors(path):
+                _sync(array.file)
+            file = path.name
             splits.setdefault(split, {})[name] = ArraySpec(file, array.dtype.str, (array.length, *array.row_shape))
             self._files[file] = FileSpec(array.file.tell(), array.hash.hexdigest())
         return splits, self._files
@@ -150,7 +150,7 @@ def writing(folder: Path, task: str, options: dict[str, Any], *, synthetic: bool
 
 def _publish(folder: Path, task: str, options: dict[str, Any], synthetic: bool, writer: SetWriter) -> None:
     old = _build_of(folder)
-    writer.add_file(SOURCES, (json.dumps([asdict(record) for record in writer.sources], indent=1) + "\n").encode())
+    writer.add_file(SOURCES, (json.dumps(asdict(writer.record), indent=1) + "\n").encode())
     splits, files = writer.finish()
     writer.close()
     # Named after the content: two processes that prepare the same set at once agree, and neither removes the other's.
@@ -163,7 +163,7 @@ def _publish(folder: Path, task: str, options: dict[str, Any], synthetic: bool, 
         build=build,
         options=options,
         facts=writer.facts,
-        sources={"files": len(writer.sources), "bytes": sum(record.bytes for record in writer.sources)},
+        sources={"files": len(writer.record.files), "bytes": sum(file.bytes for file in writer.record.files)},
         splits=splits,
         files=files,
     )
@@ -211,12 +211,19 @@ def _build_of(folder: Path) -> str | None:
 
 
 def _remove_stale(folder: Path) -> None:
-    """Remove what killed processes left behind; a day old, as a younger one may be another process at work."""
+    """Remove what killed processes left behind, where nothing was written for an hour: no process is at work there."""
     present = _build_of(folder)
     for path in folder.iterdir():
         is_ours = path.name.startswith(_UNFINISHED) or (_BUILD.fullmatch(path.name) and path.name != present)
-        if is_ours and time.time() - path.stat().st_mtime > _STALE_SECONDS:
+        if is_ours and time.time() - _last_write(path) > _STALE_SECONDS:
             shutil.rmtree(path, ignore_errors=True)
+
+
+def _last_write(folder: Path) -> float:
+    times = [time.time()]  # of a folder that another process is just removing
+    with suppress(FileNotFoundError):
+        times = [path.stat().st_mtime for path in (folder, *folder.iterdir())]
+    return max(times)
 
 
 @contextmanager
