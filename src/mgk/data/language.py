@@ -32,7 +32,14 @@ class SegmentDataset(Dataset[dict[str, Tensor]]):
 
     pad_id: None = None  # no segment but the last is padded, and no real token looks at what comes after it
 
-    def __init__(self, tokens: Tokens, length: int, *, vocab_size: int | None = None) -> None:
+    def __init__(self, tokens: Tokens, length: int, *, vocab_size: int = 0) -> None:
+        """Cut the text.
+
+        Args:
+            tokens: of the text.
+            length: of a segment.
+            vocab_size: for those who build a model from the data set; 0 where nobody asks.
+        """
         if len(tokens) < 2:
             raise UsageError(f"a text of {len(tokens)} tokens has nothing to predict")
         if length < 1:
