@@ -1,4 +1,4 @@
-"""What the documents say is true: the README's example runs, and the names and files they cite exist."""
+"""What the documents say is true: the examples run, and the names and files they cite exist."""
 
 import re
 import subprocess
@@ -18,6 +18,15 @@ def test_the_examples_of_the_readme_run(tmp_path):
         script = tmp_path / f"block_{number}.py"
         script.write_text(block)
         subprocess.run([sys.executable, str(script)], check=True, capture_output=True, timeout=300)
+
+
+def test_the_examples_of_the_models_run(tmp_path):
+    """In one process, in their order: each class goes on with what the examples before it made."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/models.md").read_text(), re.DOTALL)
+    assert len(blocks) >= 8
+    script = tmp_path / "models.py"
+    script.write_text("\n".join(blocks))
+    subprocess.run([sys.executable, str(script)], check=True, capture_output=True, timeout=300, cwd=tmp_path)
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)

@@ -33,7 +33,7 @@ _FUNCTIONS = (
     "responsibilities",
     "shifted_mixture_attention",
 )
-_SUBPACKAGES = ("data", "functional", "nn")
+_SUBPACKAGES = ("analysis", "data", "functional", "models", "nn")
 
 __all__ = [*_FUNCTIONS, *_SUBPACKAGES, "__version__"]
 

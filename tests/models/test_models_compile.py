@@ -33,11 +33,17 @@ def test_compiled_decoder(variant):
     expected, out = model(ids, **options), compiled(ids, **options)
     for name in ("loss", "logits", "hidden_states", "attentions"):
         torch.testing.assert_close(out[name], expected[name])
-    cache = None
-    for part in ids.split((3, 3, 1), 1):
-        out = compiled(part, past_key_values=cache, use_cache=True)
-        cache = out.past_key_values
-    torch.testing.assert_close(out.logits, expected.logits[:, -1:])
+
+
+@pytest.mark.parametrize("variant", ["smgk", "mlk"])
+@torch.no_grad()
+def test_compiled_decoder_with_a_cache(variant):
+    model, ids = moved(MgkForCausalLM(config(variant, num_hidden_layers=1))), tokens(2, 4)
+    torch.compiler.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    cache = compiled(ids[:, :3], use_cache=True).past_key_values
+    out = compiled(ids[:, 3:], past_key_values=cache, use_cache=True)
+    torch.testing.assert_close(out.logits, model(ids).logits[:, -1:])
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -73,7 +73,6 @@ def test_trainer_fits_a_tiny_data_set(variant, cls, tmp_path):
     data = examples(cls)
     trainer = train(model, data, tmp_path)
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    assert losses[0] > 0.5
     assert trainer.evaluate()["eval_loss"] < losses[0] / 2
 
 

@@ -30,7 +30,7 @@ def config(attention: str = "mgk", **options: Any) -> MgkConfig:
 
 
 def moved(model: Model) -> Model:
-    """The model in evaluation, as if training had moved what starts at a constant (biases, norms, priors, variances)."""
+    """The model in evaluation, as if training had moved what starts at a constant (biases, norms, priors)."""
     generator = torch.Generator().manual_seed(1)
 
     def noise(like: Tensor) -> Tensor:

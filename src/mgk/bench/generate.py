@@ -67,7 +67,7 @@ class GenerateReport:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "GenerateReport":
         """The report that ``to_json`` made this of."""
-        values = {name: tuple(x) if isinstance(x, list) else x for name, x in data["settings"].items()}
+        values: dict[str, Any] = {name: tuple(x) if isinstance(x, list) else x for name, x in data["settings"].items()}
         return cls(
             settings=GenerateSettings(**values),
             machine=Machine(**data["machine"]),

@@ -1,4 +1,4 @@
-"""``mgk bench``: what attention and generation cost on this machine."""
+"""``mgk bench``: what attention, generation and training cost on this machine."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
@@ -8,6 +8,7 @@ import typer
 from mgk.bench.generate_settings import VARIANTS as GENERATE_VARIANTS
 from mgk.bench.generate_settings import GenerateSettings
 from mgk.bench.settings import BACKENDS, DEVICES, DTYPES, PASSES, VARIANTS, Passes, Settings
+from mgk.bench.train_settings import SHAPES, TrainSettings
 from mgk.cli.options import device as check_device
 from mgk.cli.options import one_of, some_of, split, whole_numbers, writable_file
 
@@ -16,10 +17,12 @@ if TYPE_CHECKING:
 
     from mgk.bench.generate import GenerateReport
     from mgk.bench.report import Report
+    from mgk.bench.train import TrainReport
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Measure time and memory on this machine.")
 _DEFAULT = Settings()
 _GENERATE = GenerateSettings()
+_TRAIN = TrainSettings()
 
 
 @app.callback()
@@ -172,6 +175,99 @@ def generate(
     except (BenchError, OSError) as error:
         typer.echo(f"mgk: {error}", err=True)
         raise typer.Exit(1) from None
+
+
+@app.command()
+def train(
+    shapes: Annotated[
+        str, typer.Option(callback=some_of(SHAPES), help=f"Some of {','.join(SHAPES)}, of the Long Range Arena.")
+    ] = ",".join(_TRAIN.shapes),
+    heads: Annotated[
+        str, typer.Option(callback=whole_numbers, help="h, of the mixtures; softmax and linear have twice as many.")
+    ] = ",".join(map(str, _TRAIN.heads)),
+    batch: Annotated[int, typer.Option(min=1, help="Examples of a step; the paper has 32.")] = _TRAIN.batch,
+    mixtures: Annotated[int, typer.Option(min=1, help="M, Gaussians per key.")] = _TRAIN.mixtures,
+    max_length: Annotated[
+        int | None, typer.Option(min=2, help="Where examples are cut.", show_default="2000 and 4000")
+    ] = None,
+    attention_dropout: Annotated[
+        float, typer.Option(min=0.0, max=0.99, help="The paper has 0.1, which SDPA has no fast path for on the CPU.")
+    ] = _TRAIN.attention_dropout,
+    trainer_steps: Annotated[
+        int, typer.Option(min=0, help="Steps timed for what Trainer adds to a bare loop; 0 leaves that out.")
+    ] = _TRAIN.trainer_steps,
+    memory_limit: Annotated[
+        float, typer.Option(min=0.0, help="In GB: mgk as usually written is left out where it would need more.")
+    ] = _TRAIN.memory_limit_gb,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Threads of the CPU; torch's own choice if not given.")
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="How often each alternative is timed.")] = _TRAIN.rounds,
+    json: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", callback=writable_file, help="Write the figures to this file too."),
+    ] = None,
+) -> None:
+    """Time optimizer steps with real padding: mixtures with h heads against softmax by SDPA and linear with 2h."""
+    settings = TrainSettings(
+        shapes=split(shapes),
+        heads=tuple(int(part) for part in split(heads)),
+        batch=batch,
+        mixtures=mixtures,
+        max_length=max_length,
+        attention_dropout=attention_dropout,
+        trainer_steps=trainer_steps,
+        memory_limit_gb=memory_limit,
+        threads=threads,
+        rounds=rounds,
+    )
+    try:
+        from mgk.bench import train as benchmark
+    except ImportError as error:  # the extra with transformers is not installed
+        typer.echo(f"mgk: {error}", err=True)
+        raise typer.Exit(1) from None
+    from mgk.bench.attention import BenchError
+    from mgk.bench.json_file import write_json
+    from mgk.cli.progress import progress
+
+    try:
+        with progress("bench train") as on_step:
+            report = benchmark.run(settings, on_step)
+        _show_training(report)
+        if json is not None:
+            write_json(json, report.to_json())
+    except (BenchError, OSError) as error:
+        typer.echo(f"mgk: {error}", err=True)
+        raise typer.Exit(1) from None
+
+
+def _show_training(report: "TrainReport") -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    s = report.settings
+    for shape in s.shapes:
+        title = f"{shape}: a training step, B={s.batch}, {report.mean_lengths[shape]:.0f} tokens on average"
+        table = Table(title=title, caption=str(report.machine), box=box.SIMPLE_HEAD)
+        for name in ("h", "model", "attention"):
+            table.add_column(name, no_wrap=True)
+        for name in ("ms", "ratio", "min", "max"):
+            table.add_column(name, justify="right", no_wrap=True)
+        for row in report.steps:
+            if row.shape == shape:
+                ratios = (f"{number:.2f}" for number in (row.ratio, row.ratio_min, row.ratio_max))
+                model = f"{row.model}:{row.heads}"
+                table.add_row(str(row.group), model, row.attention, f"{row.milliseconds:.1f}", *ratios)
+        Console().print(table)
+    typer.echo("ratio: to softmax by SDPA, or to linear, with twice the heads; median, min and max over rounds.")
+    for time in report.trainer:
+        typer.echo(
+            f"Trainer, {time.shape}, {time.model}:{time.heads}: {time.trainer_milliseconds:.1f} ms a step, bare loop"
+            f" {time.bare_milliseconds:.1f} ms: {time.ratio:.2f} times."
+        )
+    for note in report.notes:
+        typer.echo(f"Note: {note}.")
 
 
 def _show_generation(report: "GenerateReport") -> None:

@@ -6,10 +6,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mgk.cli.failures import told
 from mgk.cli.options import split
 from mgk.experiments.contenders import parse_contender
 
@@ -70,25 +71,12 @@ def compare(
     Without TASK: ListOps with short expressions, generated here, in a few minutes. Runs that are finished are not run
     again, and an interrupted comparison goes on where it was.
     """
-    from mgk.data.errors import DataError
-    from mgk.training.errors import RecipeError, TrainingError
+    with told():
+        from mgk.experiments.compare import check_plan
 
-    try:
         plan = _plan(task, preset, baseline, candidates, seeds, steps, out, set_ or [])
-        if not overwrite:
-            from mgk.experiments.compare import check_plan
-
-            check_plan(plan)
-    except RecipeError as error:
-        _stop(str(error), 2)
-    try:
+        check_plan(plan, overwrite=overwrite)
         _run(plan, overwrite)
-    except KeyboardInterrupt:
-        _stop("interrupted; the same command goes on from the last checkpoint", 1)
-    except (TrainingError, DataError, OSError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and type(error).__module__.partition(".")[0] != "mgk":
-            raise  # a fault of ours, with its traceback
-        _stop(f"{error}", 1)
 
 
 def _plan(
@@ -207,8 +195,3 @@ def _show(comparison: "Comparison") -> None:
     Console().print(table)
     for sentence in findings(comparison)[1:]:
         typer.echo(sentence)
-
-
-def _stop(message: str, code: int) -> NoReturn:
-    typer.echo(f"mgk: {message}", err=True)
-    raise typer.Exit(code)

@@ -1,5 +1,6 @@
 """How a verb ends when it cannot do its work: one sentence on stderr, exit code 2 for a wrong request, 1 otherwise."""
 
+import os
 import sys
 import traceback
 from collections.abc import Iterator
@@ -9,7 +10,7 @@ from typing import NoReturn
 import typer
 
 from mgk.data.errors import DataError, UsageError
-from mgk.training.errors import RecipeError, TrainingError
+from mgk.training.errors import Interrupted, RecipeError, TrainingError
 
 
 @contextmanager
@@ -26,5 +27,6 @@ def told() -> Iterator[None]:
 def _end(error: Exception, code: int) -> NoReturn:
     if "--debug" in sys.argv:
         traceback.print_exception(error)
-    typer.echo(f"mgk: {error}", err=True)
+    if not isinstance(error, Interrupted) or os.environ.get("RANK", "0") == "0":  # all ranks stop alike
+        typer.echo(f"mgk: {error}", err=True)
     raise typer.Exit(code) from None

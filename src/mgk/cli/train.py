@@ -143,12 +143,10 @@ def _show(summary: "RunSummary", run: Path) -> None:
 
     memory = "" if summary.peak_memory_bytes is None else f", {summary.peak_memory_bytes / 1e6:,.0f} MB at the peak"
     sample = " (a made-up sample, not the real task)" if summary.data.startswith("synthetic-") else ""
-    typer.echo(
-        f"{summary.attention}, {summary.heads} heads, {summary.parameters:,} parameters, on {summary.data}{sample}"
-    )
-    typer.echo(
-        f"{summary.steps:,} steps, {summary.seconds_per_step:.3g} s each, {summary.tokens_per_second:,.0f} tokens/s{memory}"
-    )
+    model = f"{summary.attention}, {summary.heads} heads, {summary.parameters:,} parameters"
+    speed = f"{summary.seconds_per_step:.3g} s each, {summary.tokens_per_second:,.0f} tokens/s"
+    typer.echo(f"{model}, on {summary.data}{sample}")
+    typer.echo(f"{summary.steps:,} steps, {speed}{memory}")
     if summary.correct is not None and summary.examples:
         found = wilson_interval(summary.correct, summary.examples)
         typer.echo(
@@ -158,5 +156,6 @@ def _show(summary: "RunSummary", run: Path) -> None:
     for name in ("best_validation_accuracy", "test_perplexity", "test_sliding_perplexity"):
         if name in summary.metrics:
             value = summary.metrics[name]
-            typer.echo(f"{name.replace('_', ' ')} {f'{value:.2%}' if 'accuracy' in name else f'{value:.2f}'}")
+            how = f" ({summary.how[name]})" if name in summary.how else ""
+            typer.echo(f"{name.replace('_', ' ')} {f'{value:.2%}' if 'accuracy' in name else f'{value:.2f}'}{how}")
     typer.echo(f"model: {run / 'model'}; measure it with: mgk eval {run}")

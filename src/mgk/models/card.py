@@ -50,7 +50,7 @@ def write_card(
         The card's path, or None where the folder has a card that was written or edited by hand, which stays.
     """
     path = Path(folder) / FILE_NAME
-    if path.exists() and MARK not in path.read_text(encoding="utf-8"):
+    if path.exists() and MARK not in path.read_text(encoding="utf-8", errors="replace"):
         return None
     known = training if training is not None else getattr(config, "training", None)
     temporary = path.with_name(f".{FILE_NAME}.{os.getpid()}.tmp")
@@ -80,15 +80,15 @@ def _card(config: MgkConfig, training: dict[str, Any]) -> str:
         "",
         "## Training",
         "",
-        *(_table("", training) if training else ["Nothing is recorded: the weights may be untrained."]),
+        *(_table(training) if training else ["Nothing is recorded: the weights may be untrained."]),
         "",
         "## Results",
         "",
-        *(_table("", metrics) if metrics else ["None are recorded."]),
+        *(_table(metrics) if metrics else ["None are recorded."]),
         "",
         "## Model",
         "",
-        *_table("", {field: getattr(config, field) for field in _FIELDS}),
+        *_table({field: getattr(config, field) for field in _FIELDS}),
         "",
         "## Use",
         "",
@@ -113,9 +113,9 @@ def _about(config: MgkConfig) -> str:
     )
 
 
-def _table(title: str, values: Mapping[str, Any]) -> list[str]:
+def _table(values: Mapping[str, Any]) -> list[str]:
     rows = [f"| {_cell(key)} | {_cell(value)} |" for key, value in values.items()]
-    return [f"| {title} | |", "| --- | --- |", *rows]
+    return ["| | |", "| --- | --- |", *rows]
 
 
 def _cell(value: Any) -> str:

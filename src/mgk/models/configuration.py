@@ -99,7 +99,7 @@ class MgkConfig(PreTrainedConfig):
     initializer_range: float = 0.02
     pooling: str = "mean"
     classifier_hidden_size: int | None = None
-    adaptive_cutoffs: list[int] | None = None
+    adaptive_cutoffs: list[int] | tuple[int, ...] | None = None
     adaptive_div_value: float = 4.0
     tie_word_embeddings: bool = True
     image_size: int = 32
@@ -242,9 +242,9 @@ class MgkConfig(PreTrainedConfig):
     def _check_cutoffs(self) -> None:
         if self.adaptive_cutoffs is None:
             return
-        cutoffs = self.adaptive_cutoffs
-        is_list = isinstance(cutoffs, list) and all(isinstance(c, int) and not isinstance(c, bool) for c in cutoffs)
-        if not is_list or not cutoffs or sorted(set(cutoffs)) != cutoffs or not 0 < cutoffs[0]:
+        cutoffs: Any = self.adaptive_cutoffs
+        is_list = isinstance(cutoffs, list) and all(type(cutoff) is int for cutoff in cutoffs)
+        if not is_list or not cutoffs or sorted(set(cutoffs)) != cutoffs or cutoffs[0] < 1:
             raise ValueError(f"adaptive_cutoffs must be increasing whole numbers from 1 up, got {cutoffs!r}")
         if cutoffs[-1] >= self.vocab_size:
             raise ValueError(f"adaptive_cutoffs must be below vocab_size={self.vocab_size}, got {cutoffs}")

@@ -1,7 +1,7 @@
 """``MgkModel``, the transformer below every head, and what all models have in common."""
 
 import os
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -158,7 +158,7 @@ class MgkModel(MgkPreTrainedModel):
         vectors = self._vectors(input_ids, inputs_embeds, pixel_values)
         batch, length = vectors.shape[:2]
         cache = self._cache(past_key_values, use_cache)
-        caches = None if cache is None else [core_cache(cache, i, x.attention) for i, x in enumerate(self.layers)]
+        caches = None if cache is None else [core_cache(cache, i, x) for i, x in enumerate(self._attentions())]
         past = 0 if caches is None else caches[0].length
         need_weights = self.config.output_attentions if output_attentions is None else output_attentions
         need_hidden = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
@@ -177,7 +177,7 @@ class MgkModel(MgkPreTrainedModel):
                 position_ids = nn.functional.pad(position_ids, (1, 0))
         rotary = None
         if self.config.position == "rotary":
-            rotary = rotary_tables(position_ids, self.layers[0].attention.head_dim)
+            rotary = rotary_tables(position_ids, self._attentions()[0].head_dim)
         all_hidden, all_weights = [hidden], []
         for index, layer in enumerate(self.layers):
             hidden, weights = layer(
@@ -197,6 +197,9 @@ class MgkModel(MgkPreTrainedModel):
             hidden_states=(*all_hidden[:-1], hidden) if need_hidden else None,
             attentions=tuple(all_weights) if need_weights else None,
         )
+
+    def _attentions(self) -> list[MixtureAttention]:
+        return [layer.attention for layer in self.layers]  # type: ignore[misc]  # a list of MgkLayer
 
     def _vectors(self, input_ids: Any, inputs_embeds: Any, pixel_values: Any) -> Tensor:
         given = [x for x in (input_ids, inputs_embeds, pixel_values) if x is not None]

@@ -153,7 +153,7 @@ class MixtureAttention(nn.Module):
     def project(
         self, x: Tensor, *, context: Tensor | None = None, rotary: tuple[Tensor, Tensor] | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries (B, H, L, D), keys (B, H, M, S, D), or (B, H, 1, S, D) before their shifts, and values (B, H, S, D)."""
+        """Queries (B, H, L, D), keys (B, H, M, S, D), or one (B, H, 1, S, D) before its shifts, values (B, H, S, D)."""
         source = x if context is None else context
         heads, width = self.num_heads, self.head_dim
         query = self.q_proj(x).view(*x.shape[:2], heads, width).transpose(1, 2)
