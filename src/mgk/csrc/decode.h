@@ -24,18 +24,38 @@ struct Decoder {
         for (int64_t pair = 0; pair < pairs; ++pair) combine(pair);
     }
 
-    // a sum over d of (x - k)^2 or x k
+    // a sum over d of (x - k)^2 or x k, lane by lane
     template <bool DOT>
-    T row_score(const T* x, const T* k) const {
+    V lane_scores(const T* x, const T* k) const {
         V sums = {};
-        int64_t d = 0;
-        for (; d + W <= D; d += W) {
+        for (int64_t d = 0; d + W <= D; d += W) {
             const V a = load<T>(x + d), b = load<T>(k + d);
             sums += DOT ? a * b : (a - b) * (a - b);
         }
-        T sum = sum_of_lanes<T>(sums);
-        for (; d < D; ++d) sum += DOT ? x[d] * k[d] : (x[d] - k[d]) * (x[d] - k[d]);
+        return sums;
+    }
+
+    // the features that fill no vector
+    template <bool DOT>
+    T rest_of_score(const T* x, const T* k) const {
+        T sum = 0;
+        for (int64_t d = D / W * W; d < D; ++d) sum += DOT ? x[d] * k[d] : (x[d] - k[d]) * (x[d] - k[d]);
         return sum;
+    }
+
+    // the scores of `count` rows; W rows at a time, so that their lanes are added up together
+    template <bool DOT>
+    void row_scores(const T* x, const T* keys, int64_t stride, int64_t count, T* scores) const {
+        int64_t j = 0;
+        for (; j + W <= count; j += W) {
+            V rows[W];
+#pragma GCC unroll 16
+            for (int i = 0; i < W; ++i) rows[i] = lane_scores<DOT>(x, keys + (j + i) * stride);
+            store<T>(scores + j, sums_of_lanes<T>(rows));
+        }
+        for (; j < count; ++j) scores[j] = sum_of_lanes<T>(lane_scores<DOT>(x, keys + j * stride));
+        if (D % W)
+            for (j = 0; j < count; ++j) scores[j] += rest_of_score<DOT>(x, keys + j * stride);
     }
 
     T mask_of(int64_t b, int64_t h, int64_t j) const {
@@ -55,15 +75,14 @@ struct Decoder {
             const T* x = queries + (p.shifts ? r * D : 0);
             T* s = scores + r * BLOCK;
             if (p.is_dot)
-                for (int64_t j = 0; j < count; ++j) s[j] = row_score<true>(x, keys + j * p.key_strides[3]);
+                row_scores<true>(x, keys, p.key_strides[3], count, s);
             else
-                for (int64_t j = 0; j < count; ++j) s[j] = row_score<false>(x, keys + j * p.key_strides[3]);
+                row_scores<false>(x, keys, p.key_strides[3], count, s);
             const T* variance = line_of(p.variance, p.variance_strides, b, h, r) + first * p.variance_strides[3];
             const T unit = p.is_dot ? T(LOG2_E) : T(-LOG2_E / 2);
-            if (p.variance_strides[3] == 0)
-                for (int64_t j = 0; j < count; ++j) s[j] *= unit / variance[0];
-            else
-                for (int64_t j = 0; j < count; ++j) s[j] *= unit / variance[j * p.variance_strides[3]];
+            const bool is_one = p.variance_strides[3] == 0;
+            const T scale = unit / variance[0];
+            for (int64_t j = 0; j < count; ++j) s[j] *= is_one ? scale : unit / variance[j * p.variance_strides[3]];
             if (p.log_prior) {
                 const T* prior = line_of(p.log_prior, p.prior_strides, b, h, r) + first * p.prior_strides[3];
                 for (int64_t j = 0; j < count; ++j) s[j] += prior[j * p.prior_strides[3]] * T(LOG2_E);
@@ -115,13 +134,36 @@ struct Decoder {
         total = total * decay + sum_of_lanes<T>(sum);
         peak = now;
         for (int64_t e = 0; e < E; ++e) sums[e] *= decay;
-        for (int64_t j = 0; j < count; ++j) {  // row by row, as they lie in memory
-            const T* row = values + j * p.value_strides[2];
-            const V weight = splat<T>(scores[j]);
-            int64_t e = 0;
-            for (; e + W <= E; e += W) store<T>(sums + e, load<T>(sums + e) + weight * load<T>(row + e));
-            for (; e < E; ++e) sums[e] += scores[j] * row[e];
+        int64_t e = 0;
+        for (; e + 4 * W <= E; e += 4 * W) add_rows<4>(values + e, count, scores, sums + e);
+        for (; e + 2 * W <= E; e += 2 * W) add_rows<2>(values + e, count, scores, sums + e);
+        for (; e + W <= E; e += W) add_rows<1>(values + e, count, scores, sums + e);
+        for (; e < E; ++e)
+            for (int64_t j = 0; j < count; ++j) sums[e] += scores[j] * values[j * p.value_strides[2] + e];
+    }
+
+    // sums += sum_j weights_j rows_j, of VECTORS vectors that stay in registers; two rows at a time, as one waits for the other
+    template <int VECTORS>
+    void add_rows(const T* rows, int64_t count, const T* weights, T* sums) const {
+        V even[VECTORS], odd[VECTORS];
+#pragma GCC unroll 4
+        for (int v = 0; v < VECTORS; ++v) even[v] = load<T>(sums + v * W), odd[v] = V{};
+        int64_t j = 0;
+        for (; j + 2 <= count; j += 2) {
+            const T* row = rows + j * p.value_strides[2];
+            const T* next = row + p.value_strides[2];
+#pragma GCC unroll 4
+            for (int v = 0; v < VECTORS; ++v) {
+                even[v] += splat<T>(weights[j]) * load<T>(row + v * W);
+                odd[v] += splat<T>(weights[j + 1]) * load<T>(next + v * W);
+            }
         }
+        if (j < count)
+#pragma GCC unroll 4
+            for (int v = 0; v < VECTORS; ++v)
+                even[v] += splat<T>(weights[j]) * load<T>(rows + j * p.value_strides[2] + v * W);
+#pragma GCC unroll 4
+        for (int v = 0; v < VECTORS; ++v) store<T>(sums + v * W, even[v] + odd[v]);
     }
 
     void combine(int64_t pair) const {

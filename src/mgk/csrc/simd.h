@@ -98,6 +98,31 @@ inline bool any_above<float>(Vec<float> v, float bound) {
 }
 #endif
 
+// Of two vectors, in lane i: a_i + a_(i^STEP) where the bit STEP of i is 0, b_i + b_(i^STEP) where it is 1.
+template <typename T, int STEP, int... I>
+inline Vec<T> sums_of_neighbours(Vec<T> a, Vec<T> b, std::integer_sequence<int, I...>) {
+#if defined(__clang__) || __GNUC__ >= 12
+    constexpr int W = sizeof...(I);
+    return __builtin_shufflevector(a, b, (I & STEP ? I + W : I)...) +
+           __builtin_shufflevector(a, b, ((I ^ STEP) + (I & STEP ? W : 0))...);
+#else
+    return Vec<T>{(I & STEP ? b[I] + b[I ^ STEP] : a[I] + a[I ^ STEP])...};
+#endif
+}
+
+// In lane i the sum of the lanes of rows[i], for as many rows as a vector has lanes.
+template <typename T, int STEP = 1>
+inline Vec<T> sums_of_lanes(Vec<T>* rows) {
+    constexpr int W = Simd<T>::W;
+    if constexpr (STEP < W) {
+#pragma GCC unroll 16
+        for (int i = 0; i < W / STEP; i += 2)
+            rows[i / 2] = sums_of_neighbours<T, STEP>(rows[i], rows[i + 1], std::make_integer_sequence<int, W>());
+        return sums_of_lanes<T, 2 * STEP>(rows);
+    }
+    return rows[0];
+}
+
 // 2^f for |f| <= 1/2, by the polynomial that meets it at the Chebyshev nodes: off by 2e-9 before rounding.
 inline Vec<float> two_to_the(Vec<float> f) {
     Vec<float> p = splat(1.5461444676e-04f);
