@@ -21,6 +21,7 @@ from mgk.training import (
     train,
 )
 from mgk.training.recipe import TASKS
+from mgk.training.run import check_shares
 
 
 class Killed(BaseException):
@@ -233,6 +234,12 @@ def test_folders_are_not_overwritten_or_mixed_up(tmp_path):
         train(tiny(), other / "thesis.txt")
 
 
+def test_a_run_killed_before_its_recipe_was_whole_starts_anew(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".recipe.yaml.1.tmp").write_text("format")
+    assert train(tiny(), tmp_path / "run", resume=True).steps == 6
+
+
 def test_data_that_changed_are_refused(tmp_path):
     killed_run(tiny(), tmp_path / "run", 3)
     path = tmp_path / "run" / "environment.json"
@@ -255,9 +262,7 @@ def test_data_with_options_are_generated_on_first_use(tmp_path):
 
 
 def test_what_the_model_cannot_be_is_told(tmp_path):
-    with pytest.raises(RecipeError, match="model: .*rotary"):
+    with pytest.raises(RecipeError, match=r"model: .*rotary"):
         train(tiny(model__position="rotary", model__head_dim=5), tmp_path / "run")
     with pytest.raises(RecipeError, match="cannot be shared out over 3 processes"):
-        from mgk.training.run import check_shares
-
         check_shares(tiny(), 3)

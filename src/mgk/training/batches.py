@@ -47,7 +47,7 @@ class StepBatches(Sampler[list[int]]):
         """
         if batch_size % (accumulation * world_size):
             raise ValueError(
-                f"a batch_size of {batch_size} cannot be shared out over {world_size} ranks in {accumulation} parts each"
+                f"a batch_size of {batch_size} cannot be shared out over {world_size} ranks in {accumulation} parts"
             )
         if num_examples < 1:
             raise ValueError("there are no examples to train on")

@@ -84,7 +84,7 @@ def damage(checkpoint: Path) -> str | None:
 
 def choose(run: Path) -> Choice:
     """The newest whole checkpoint."""
-    damaged = {}
+    damaged: dict[Path, str] = {}
     for path in list_checkpoints(run):
         reason = damage(path)
         if reason is None:

@@ -9,5 +9,5 @@ class RecipeError(TrainingError, ValueError):
     """The request itself is wrong: an unknown task, preset or field, a value that a field cannot have."""
 
 
-class Interrupted(TrainingError):
+class Interrupted(TrainingError):  # noqa: N818  nothing went wrong
     """A signal stopped the run; its state is saved."""

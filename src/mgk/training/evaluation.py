@@ -55,9 +55,14 @@ class Perplexity:
         """Whether all of the split was used."""
         return self.tokens + 1 == self.text_tokens
 
-    def __str__(self) -> str:
+    @property
+    def how(self) -> str:
+        """Window, stride, and how much of the text."""
         part = "" if self.is_whole else f", the first {self.tokens + 1:,} of {self.text_tokens:,} tokens only"
-        return f"perplexity {self.value:.2f} (window {self.window}, stride {self.stride}{part})"
+        return f"window {self.window}, stride {self.stride}{part}"
+
+    def __str__(self) -> str:
+        return f"perplexity {self.value:.2f} ({self.how})"
 
 
 @dataclass(frozen=True, kw_only=True)

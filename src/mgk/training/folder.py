@@ -46,7 +46,8 @@ def claim_folder(recipe: Recipe, out: Path, *, resume: bool, overwrite: bool) ->
 
 
 def _is_used(out: Path) -> bool:
-    return out.is_dir() and any(out.iterdir())
+    # A recipe that was being written when the run was killed is no run yet.
+    return out.is_dir() and any(not entry.name.startswith(f".{RECIPE}.") for entry in out.iterdir())
 
 
 def _check_same(recipe: Recipe, started: Recipe, out: Path) -> None:

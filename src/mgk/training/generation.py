@@ -64,7 +64,7 @@ def generate(
     if length > limit:
         if model.config.position == "learned" and length - 1 > limit:
             raise RecipeError(
-                f"{ids.shape[1]} tokens of the prompt and {max_new_tokens} new ones exceed the model's {limit} positions"
+                f"{ids.shape[1]} tokens of the prompt and {max_new_tokens} new ones exceed {limit} positions"
             )
         say(f"beyond {limit} tokens the model is outside of what it was trained on")
     options: dict[str, Any] = {"do_sample": False}

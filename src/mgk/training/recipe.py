@@ -255,7 +255,8 @@ def read_recipe(path: Path, *, overrides: Mapping[str, Any] | None = None) -> Re
         raise RecipeError(f"{path}: this is not a recipe: it has no 'format'")
     if values["format"] > FORMAT:
         raise RecipeError(
-            f"{path}: a recipe of format {values['format']}, from a newer mgk; this one reads format {FORMAT}: upgrade it"
+            f"{path}: a recipe of format {values['format']}, from a newer mgk; this one reads format {FORMAT}:"
+            " upgrade it"
         )
     return _checked(values, overrides or {}, str(path))
 

@@ -199,6 +199,7 @@ def _finish(
         seconds=seconds,
         device=str(arguments.device),
         processes=ranks.world_size(),
+        how=_how(found),
     )
     if ranks.rank() == 0:
         _save(run, model, data, summary)
@@ -211,10 +212,9 @@ def _finish(
 
 def _kept(trainer: MgkTrainer) -> PreTrainedModel:
     """The model with the weights that the recipe selects."""
-    best = trainer.run / BEST
-    if trainer.recipe.evaluation.select == "best" and best.is_dir():
-        return model_class(trainer.data.task).from_pretrained(best).to(trainer.args.device)
-    return trainer.model
+    if trainer.recipe.evaluation.select == "last":
+        return trainer.model
+    return model_class(trainer.data.task).from_pretrained(trainer.run / BEST).to(trainer.args.device)
 
 
 def _metrics(
@@ -233,6 +233,11 @@ def _metrics(
         if found.sliding is not None:
             values["test_sliding_perplexity"] = found.sliding.value
     return {name: value for name, value in values.items() if value is not None}
+
+
+def _how(found: Evaluation | None) -> dict[str, str]:
+    named = {} if found is None else {"test_perplexity": found.perplexity, "test_sliding_perplexity": found.sliding}
+    return {name: measured.how for name, measured in named.items() if measured is not None}
 
 
 def _last(lines: list[dict[str, Any]], name: str) -> float:

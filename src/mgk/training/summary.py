@@ -1,7 +1,7 @@
 """What a finished run came to, in one small file. Free of torch."""
 
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
 
@@ -29,6 +29,7 @@ class RunSummary:
         metrics: of the last evaluation ("validation_accuracy", "validation_loss", "best_validation_accuracy",
             "best_step") and of the weights kept ("test_accuracy", "test_loss"); for language models "perplexity"
             in place of "accuracy", by segments, and "test_sliding_perplexity".
+        how: how figures of ``metrics`` were measured, by name, where that needs saying: window and stride.
         test_split: what the test figures were measured on, or None.
         examples: of the test; for language models, tokens.
         correct: how many of them were right; None for language models. Which ones: ``read_correct``.
@@ -60,6 +61,7 @@ class RunSummary:
     seconds: float
     device: str
     processes: int
+    how: dict[str, str] = field(default_factory=dict)
     format: int = 1
 
     def to_json(self) -> dict[str, Any]:
@@ -68,8 +70,8 @@ class RunSummary:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
-        """From JSON data; ``KeyError`` or ``TypeError`` when it is something else."""
-        return cls(**{field.name: data[field.name] for field in fields(cls)})
+        """From JSON data; ``TypeError`` when it is something else."""
+        return cls(**{part.name: data[part.name] for part in fields(cls) if part.name in data})
 
 
 def read_summary(run: Path) -> RunSummary:

@@ -2,10 +2,9 @@
 
 import hashlib
 import json
-from collections.abc import Sized
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from torch import Tensor
@@ -14,7 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from mgk.data.batches import Collator
 from mgk.data.catalog import Task, find_task
-from mgk.data.datasets import ImageDataset, SequenceDataset, load
+from mgk.data.datasets import SequenceDataset, load
 from mgk.data.errors import UsageError
 from mgk.data.folders import data_folder
 from mgk.data.job import OnStep
@@ -30,6 +29,9 @@ from mgk.models import (
 from mgk.models.tokenizers import tokenizer_for
 from mgk.training.errors import RecipeError
 from mgk.training.recipe import DataSection, Recipe
+
+if TYPE_CHECKING:
+    from collections.abc import Sized
 
 Batch = dict[str, Tensor]
 

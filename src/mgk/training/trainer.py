@@ -19,11 +19,12 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
+from transformers.utils import is_torch_bf16_gpu_available
 
 from mgk.nn.statistics import EMModule, m_step_all
 from mgk.training import checkpoints, ranks
 from mgk.training.batches import StepBatches
-from mgk.training.errors import TrainingError
+from mgk.training.errors import RecipeError, TrainingError
 from mgk.training.evaluation import Evaluation, evaluate_model
 from mgk.training.folder import BEST
 from mgk.training.metrics import MetricsWriter
@@ -84,6 +85,8 @@ def make_arguments(recipe: Recipe, run: Path) -> TrainingArguments:
     """The arguments of ``Trainer``; several processes find each other here."""
     training = recipe.training
     on_cpu = training.device == "cpu" or not torch.accelerator.is_available()
+    if training.precision == "bfloat16" and not (on_cpu or is_torch_bf16_gpu_available()):
+        raise RecipeError("training.precision: this device has no bfloat16, use float32")
     return TrainingArguments(
         output_dir=str(run / checkpoints.CHECKPOINTS / checkpoints.WRITING),
         max_steps=training.max_steps,
@@ -123,6 +126,7 @@ class MgkTrainer(Trainer):
 
     # The model divides by the targets of the whole step.
     loss_is_scaled_for_ga = True
+    control: TrainerControl
 
     def __init__(
         self,
