@@ -12,8 +12,8 @@ $(VENV)/.ready: pyproject.toml setup.py $(wildcard src/mgk/csrc/*)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	touch $@
 
-demo: $(VENV)/.ready ## train one small transformer with nn.MultiheadAttention and with mixture attention
-	$(BIN)/python examples/swap_multihead_attention.py
+demo: $(VENV)/.ready ## train softmax with 2 heads, smgk and mgk with 1, on short ListOps; ends with a table and a page
+	$(BIN)/mgk compare
 
 test: $(VENV)/.ready
 	$(BIN)/python -m pytest --numprocesses=auto --quiet

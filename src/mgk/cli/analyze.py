@@ -1,4 +1,4 @@
-"""``mgk analyze``: what models cost, by formula."""
+"""``mgk analyze``: what models cost, by formula, and what the heads of a trained one do."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -6,12 +6,17 @@ import typer
 
 from mgk.analysis import cost as model
 from mgk.analysis.cost import BASELINES, VARIANTS, Sizes, Variant
+from mgk.cli.analyze_runs import maps, mixtures, ranks, redundancy
 from mgk.cli.options import one_of, some_of, split
 
 if TYPE_CHECKING:
     from mgk.analysis.formula import Quantity
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Look into models and what they cost.")
+app.command()(maps)
+app.command()(ranks)
+app.command()(redundancy)
+app.command()(mixtures)
 
 _BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 _SUFFIXES = {"k": 10**3, "M": 10**6, "G": 10**9, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}

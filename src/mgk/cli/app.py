@@ -10,6 +10,8 @@ from mgk.cli.compare import compare
 from mgk.cli.doctor import doctor
 from mgk.cli.evaluate import evaluate
 from mgk.cli.generate import generate
+from mgk.cli.report import report
+from mgk.cli.reproduce import reproduce
 from mgk.cli.train import train
 
 # Plain help and errors: a message stays one line to search for.
@@ -21,6 +23,8 @@ app.command()(compare)
 app.command()(doctor)
 app.command("eval")(evaluate)
 app.command()(generate)
+app.command()(report)
+app.command()(reproduce)
 app.command()(train)
 
 

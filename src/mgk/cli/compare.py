@@ -189,7 +189,7 @@ def _show(comparison: "Comparison") -> None:
 
     table = Table(box=box.SIMPLE_HEAD, caption=table_caption(comparison), caption_justify="left")
     for number, column in enumerate(result_columns(comparison)):
-        table.add_column(column, justify="right" if number else "left", no_wrap=number < 2)
+        table.add_column(column, justify="right" if number else "left", no_wrap=number < 2, min_width=len(column))
     for result, row in zip(comparison.results, result_rows(comparison), strict=True):
         table.add_row(result.name, *row[1:])
     Console().print(table)

@@ -15,10 +15,12 @@ from statistics import median
 from typing import Any
 
 from mgk.analysis.statistics import mean_accuracy, mean_difference, paired_difference
+from mgk.data.catalog import find_task
+from mgk.data.preparation import prepared
 from mgk.experiments.comparison import Comparison, Curve, Look, Result
 from mgk.experiments.contenders import Contender
-from mgk.experiments.isolated import run_isolated
-from mgk.training.errors import RecipeError
+from mgk.experiments.isolated import ProcessError, run_isolated
+from mgk.training.errors import Interrupted, RecipeError, TrainingError
 from mgk.training.folder import RECIPE
 from mgk.training.recipe import Recipe, differences, load_recipe, read_recipe
 from mgk.training.summary import SUMMARY, RunSummary, read_correct, read_summary
@@ -30,24 +32,26 @@ RUNS = "runs"
 # Imported once, for all runs.
 _PRELOAD = ("mgk.training.run", "mgk.experiments.looks", "torch.utils.tensorboard")
 
-# ListOps at a scale that learns in under a minute on two cores: short expressions, many small steps.
+# ListOps at a scale that learns in under a minute on one core: short expressions, small steps. On such small tensors a
+# second thread helps little, and costs much where another program wants the core.
 QUICK: Mapping[str, Any] = {
     "data.options": {
         "seed": 0,
         "train": 60_000,
         "validation": 1_000,
         "test": 2_000,
-        "min_length": 4,
-        "max_length": 32,
-        "max_depth": 3,
+        "min_length": 6,
+        "max_length": 40,
+        "max_depth": 4,
         "max_args": 5,
     },
-    "data.max_length": 32,
+    "data.max_length": 40,
     "training.max_steps": 2_000,
     "training.batch_size": 64,
     "training.learning_rate": 2e-3,
+    "training.threads": 1,
     "training.log_every": 20,
-    "training.save_every": 1_000,
+    "training.save_every": 500,
     "evaluation.every": 200,
     "evaluation.batch_size": 250,
 }
@@ -148,9 +152,12 @@ def make_plan(
     return Plan(contenders, numbers, tuple(cells), out)
 
 
-def check_plan(plan: Plan) -> None:
-    """Raise, before anything is trained, where a run's folder holds one that was trained by another recipe."""
-    for cell in plan.cells:
+def check_plan(plan: Plan, *, overwrite: bool = False) -> None:
+    """Raise, before anything is trained, where data are absent or a run's folder holds one of another recipe."""
+    data = plan.cells[0].recipe.data
+    if not data.options and not find_task(data.name).is_synthetic:
+        prepared(data.name, data.folder)
+    for cell in () if overwrite else plan.cells:
         if not (cell.folder / RECIPE).is_file():
             continue
         for path, (now, then) in differences(cell.recipe, read_recipe(cell.folder / RECIPE)).items():
@@ -172,15 +179,23 @@ def run_plan(plan: Plan, *, overwrite: bool = False, on_step: OnStep, on_done: O
     Returns:
         The summaries, in the order of the plan.
     """
-    if not overwrite:
-        check_plan(plan)
+    check_plan(plan, overwrite=overwrite)
     before = 0
     summaries = []
     for cell in plan.cells:
         is_new = overwrite or not cell.is_finished
         if is_new:
             tell = partial(_tell, on_step, cell, before)
-            run_isolated(_train, cell.recipe, cell.folder, overwrite, on_message=tell, preload=_PRELOAD)
+            try:
+                run_isolated(_train, cell.recipe, cell.folder, overwrite, on_message=tell, preload=_PRELOAD)
+            except (Interrupted, KeyboardInterrupt):
+                raise Interrupted(
+                    f"{cell.folder}: stopped; the same command goes on from its last checkpoint"
+                ) from None
+            except ProcessError as error:
+                raise TrainingError(
+                    f"{cell.folder}: {error}; the same command goes on from its last checkpoint"
+                ) from None
         before += cell.recipe.training.max_steps
         summary = read_summary(cell.folder)
         summaries.append(summary)

@@ -7,7 +7,20 @@ from mgk.analysis.attention_maps import NEAR, AttentionMaps, picture, reach
 from mgk.analysis.statistics import Interval
 from mgk.experiments.comparison import Comparison, Curve, Look, Result
 from mgk.report.charts import Bar, Series, interval_chart, line_chart, smoothed
-from mgk.report.html import Content, Markup, code_block, details, facts, figure, grid, page, paragraph, png, section
+from mgk.report.html import (
+    Content,
+    Markup,
+    code_block,
+    details,
+    facts,
+    figure,
+    grid,
+    page,
+    paragraph,
+    png,
+    section,
+    subheading,
+)
 from mgk.report.html import table as html_table
 from mgk.report.numbers import bytes_text, interval_text, percent, points, seconds_text, short
 
@@ -53,27 +66,29 @@ def findings(comparison: Comparison) -> list[str]:
 
 def verdict(comparison: Comparison, result: Result) -> str:
     """What the difference of a candidate to the baseline tells, and what it does not."""
+    gap = _gap(result)
     if comparison.is_accuracy:
-        assert result.paired is not None
-        gap, unit = result.paired.difference, "points of accuracy"
-        size, low, high = (points(value) for value in (abs(gap.estimate), gap.low, gap.high))
+        size, low, high = (f"{points(value)}" for value in (abs(gap.estimate), gap.low, gap.high))
+        size += " points"
     else:
-        assert result.gap is not None
-        gap, unit = result.gap, "of perplexity"
-        size, low, high = f"{abs(gap.estimate):.2f}", f"{gap.low:.2f}", f"{gap.high:.2f}"
+        size, low, high = (f"{value:.2f}" for value in (abs(gap.estimate), gap.low, gap.high))
+    way = "higher" if gap.estimate > 0 else "lower"
+    found = "the same" if gap.estimate == 0 else f"{size} {way}"
     if not isfinite(gap.low):
-        direction = "lower" if gap.estimate < 0 else "higher"
-        return f"its {comparison.metric} is {size} {direction}, and one seed does not tell whether that is luck."
-    interval = f"95% interval {low} to {high}"
+        return f"its {comparison.metric} is {found}, and one seed does not tell whether that is luck."
+    is_one = len(comparison.seeds) == 1
+    interval = f"95% interval{' over the test examples' if is_one else ''} {low} to {high}"
     if gap.low <= 0 <= gap.high:
+        return f"its {comparison.metric} is {found} ({interval}), which may be luck: no difference is shown."
+    if is_one:  # the examples are not all that varies: another seed trains another model
         return (
-            f"its {comparison.metric} differs by {size} {unit} ({interval}), which may be luck: no difference is shown."
+            f"its {comparison.metric} is {found} ({interval}) in this one run each; more seeds tell whether it holds."
         )
     is_better = (gap.estimate > 0) == comparison.is_accuracy
-    return f"it is {'better' if is_better else 'worse'} by {size} {unit} ({interval})."
+    return f"its {comparison.metric} is {found} ({interval}): {'better' if is_better else 'worse'} than the baseline."
 
 
-COLUMNS = ("model", "parameters", "FLOPs / example", "time / step", "peak memory")
+COLUMNS = ("model", "parameters", "FLOPs", "step", "memory")
 
 
 def result_rows(comparison: Comparison) -> list[tuple[str, ...]]:
@@ -114,9 +129,9 @@ def table_caption(comparison: Comparison) -> str:
     if not comparison.is_accuracy:
         sure = "with its 95% interval over the seeds" if seeds > 1 else "of one seed"
     return (
-        f"Test {comparison.metric}, {runs}, {sure}; FLOPs of a forward pass by the cost model, at the mean length of"
-        f" {comparison.length} tokens; median time of a training step; memory that training takes beyond what was in"
-        " use before. In brackets: the ratio to the baseline."
+        f"Test {comparison.metric}, {runs}, {sure}; FLOPs of the forward of one example by the cost model, at the mean"
+        f" length of {comparison.length} tokens; median time of a training step; peak of the memory that training takes"
+        " beyond what was in use before. In brackets: the ratio to the baseline."
     )
 
 
@@ -211,7 +226,7 @@ def _curves(comparison: Comparison) -> Markup:
         (f"Validation {comparison.metric}", comparison.metric, [r.validation for r in comparison.results], 1),
     ):
         series = [
-            _series(result.title, runs, width)
+            series_over_seeds(result.title, runs, width)
             for result, runs in zip(comparison.results, curves, strict=True)
             if any(runs)
         ]
@@ -223,7 +238,7 @@ def _curves(comparison: Comparison) -> Markup:
     return grid(figures)
 
 
-def _series(name: str, runs: Sequence[Curve], width: int) -> Series:
+def series_over_seeds(name: str, runs: Sequence[Curve], width: int = 1) -> Series:
     """The mean over seeds, and the band between the least and the most."""
     steps = sorted(set.intersection(*({step for step, _ in run} for run in runs)))
     by_step = [dict(run) for run in runs]
@@ -253,7 +268,7 @@ def _maps(comparison: Comparison, look: Look) -> list[Content]:
         maps = look.maps[result.name]
         layers, heads = maps.weights.shape[:2]
         pictures = [_map(result, maps, layer, head) for layer in range(layers) for head in range(heads)]
-        parts.append(Markup(f"<h3>{result.title}</h3>"))
+        parts.append(subheading(result.title))
         parts.append(figure(grid(pictures, columns=heads), _seen(result, maps)))
     return parts
 

@@ -20,8 +20,8 @@ class Contender:
 
     @property
     def title(self) -> str:
-        """For people: ``mgk, 4 heads``."""
-        return f"{self.attention}, {self.heads} head{'' if self.heads == 1 else 's'}"
+        """For people: ``mgk with 4 heads``."""
+        return f"{self.attention} with {self.heads} head{'' if self.heads == 1 else 's'}"
 
 
 def parse_contender(text: str) -> Contender:

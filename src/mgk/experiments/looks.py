@@ -32,8 +32,8 @@ def look_at_runs(runs: Mapping[str, Path]) -> Look:
     logging.disable_progress_bar()  # a bar for each file of weights
     data = open_data(read_recipe(next(iter(runs.values())) / RECIPE).data)
     test = data.split("test")
-    length, chance = _mean_length(data, test), _chance(data, test)
-    example = test[_typical(test)]
+    length, chance = _mean_length(data, test), chance_level(data, test)
+    example = test[typical_example(test)]
     maps, flops = {}, {}
     for name, run in runs.items():
         model = model_class(data.task).from_pretrained(run / MODEL)
@@ -46,12 +46,12 @@ def look_at_runs(runs: Mapping[str, Path]) -> Look:
     return Look(flops, length, chance, maps, _text(data, example), _tokens(example), str(machine), machine.date)
 
 
-def averaged(weights: Map) -> Map:
-    """Maps (..., L, L) of at most ``MOST_PIXELS`` rows and columns: the mean over queries, the sum over keys."""
+def averaged(weights: Map, most: int = MOST_PIXELS) -> Map:
+    """Maps (..., L, L) of at most ``most`` rows and columns: the mean over queries, the sum over keys."""
     size = weights.shape[-1]
-    if size <= MOST_PIXELS:
+    if size <= most:
         return weights
-    bounds = np.arange(MOST_PIXELS) * size // MOST_PIXELS
+    bounds = np.arange(most) * size // most
     widths = np.diff([*bounds, size]).astype(np.float32)
     keys = np.add.reduceat(weights, bounds, axis=-1)
     return np.asarray(np.add.reduceat(keys, bounds, axis=-2) / widths[:, None], np.float32)
@@ -62,14 +62,15 @@ def _mean_length(data: TaskData, test: Dataset[Batch]) -> int:
     return _tokens(test[0]) if all_lengths is None else round(float(all_lengths.mean()))
 
 
-def _chance(data: TaskData, test: Dataset[Batch]) -> float | None:
+def chance_level(data: TaskData, test: Dataset[Batch]) -> float | None:
+    """Of always answering the most frequent class of the split; None for running text."""
     if data.is_language:
         return None
     labels = np.array([int(test[place]["labels"]) for place in range(count(test))])
     return float(np.bincount(labels).max() / len(labels))
 
 
-def _typical(test: Dataset[Batch]) -> int:
+def typical_example(test: Dataset[Batch]) -> int:
     """The first example whose length is nearest to the mean."""
     all_lengths = lengths(test)
     return 0 if all_lengths is None else int(np.abs(all_lengths - all_lengths.mean()).argmin())

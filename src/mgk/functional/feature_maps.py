@@ -18,7 +18,7 @@ _FAVOR_SEED = 0
 
 
 def elu_features(x: Tensor) -> Tensor:
-    """phi(x) = elu(x) + 1 = max(x, 0) + exp(min(x, 0)), which does not round small features to 0 as elu(x) + 1 would."""
+    """phi(x) = elu(x) + 1 = max(x, 0) + exp(min(x, 0)): small features keep the digits that elu(x) + 1 would round."""
     return x.relu() + x.clamp_max(0.0).exp()
 
 

@@ -42,6 +42,11 @@ def section(title: str, *parts: Content) -> Markup:
     return Markup(f"<section>\n<h2>{escape(title)}</h2>\n{join(parts).html}\n</section>")
 
 
+def subheading(text: str) -> Markup:
+    """A heading inside a section."""
+    return Markup(f"<h3>{escape(text)}</h3>")
+
+
 def details(summary: str, *parts: Content) -> Markup:
     """What only some readers want: shown when asked for."""
     return Markup(f"<details>\n<summary>{escape(summary)}</summary>\n{join(parts).html}\n</details>")
@@ -54,15 +59,16 @@ def facts(pairs: Sequence[tuple[str, Content]]) -> Markup:
 
 
 def table(caption: Content, columns: Sequence[str], rows: Sequence[Sequence[Content]]) -> Markup:
-    """A table in a box that scrolls by itself; the first column names the row, the others are numbers."""
+    """A table in a box that scrolls by itself, below its caption; the first column names the row."""
     head = "".join(f'<th scope="col">{escape(column)}</th>' for column in columns)
     body = "\n".join(
         f'<tr><th scope="row">{markup(row[0])}</th>{"".join(f"<td>{markup(cell)}</td>" for cell in row[1:])}</tr>'
         for row in rows
     )
     return Markup(
-        f'<div class="scroll" tabindex="0"><table>\n<caption>{markup(caption)}</caption>\n'
-        f"<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table></div>"
+        f"<figure>\n<figcaption>{markup(caption)}</figcaption>\n"
+        f'<div class="scroll" tabindex="0"><table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n'
+        "</table></div>\n</figure>"
     )
 
 

@@ -48,5 +48,5 @@ def bytes_text(value: float) -> str:
 def _three_digits(value: float) -> str:
     if value == 0:
         return "0"
-    digits = 2 - floor(log10(abs(value)))
-    return f"{round(value, digits):.{max(digits, 0)}f}"
+    rounded = float(f"{value:.3g}")
+    return f"{rounded:.{max(2 - floor(log10(abs(rounded))), 0)}f}"

@@ -1,0 +1,139 @@
+"""The generated parts of documents, so that what they say cannot drift from what was measured. Free of torch.
+
+A part stands between ``<!-- generated: NAME -->`` and ``<!-- end of generated: NAME -->``, each on a line of its own.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+
+from mgk.experiments.catalogue import EXPERIMENTS
+from mgk.experiments.claims import CLAIMS, verdicts
+from mgk.experiments.drawing import draw
+from mgk.experiments.figures import Lines
+from mgk.experiments.outputs import Outputs
+from mgk.experiments.records import FIGURES, TABLES, write_bytes, write_text
+from mgk.experiments.tables import machines, markdown, markdown_table
+from mgk.experiments.verdicts import NOT_MEASURED
+from mgk.training.errors import RecipeError, TrainingError
+
+# Beside the document that shows them.
+PICTURES = "images/reproduction"
+_PART = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end of generated: \2 -->)", re.DOTALL)
+
+
+def fill(text: str, outputs: Outputs, results: str) -> str:
+    """The text with all its generated parts made anew.
+
+    Args:
+        text: of the document.
+        outputs: what was measured.
+        results: the folder, as the text calls it.
+    """
+    makers = _makers(outputs, results)
+
+    def make(match: re.Match[str]) -> str:
+        if match[2] not in makers:
+            raise RecipeError(f"there is no generated part {match[2]!r}: choose one of {', '.join(makers)}")
+        return f"{match[1]}\n{makers[match[2]]().strip()}\n\n{match[3]}"
+
+    return _PART.sub(make, text)
+
+
+def fill_document(path: Path, outputs: Outputs, results: str) -> list[str]:
+    """Fill a document in place and put the pictures that it shows beside it; the names of its parts."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise TrainingError(f"{path}: cannot be read ({reason})") from None
+    names = [match[2] for match in _PART.finditer(text)]
+    if not names:
+        raise RecipeError(f"{path}: it has no generated part, from <!-- generated: NAME --> on")
+    try:
+        filled = fill(text, outputs, results)
+    except RecipeError as error:
+        raise RecipeError(f"{path}: {error}") from None
+    for figure in outputs.figures.values():
+        picture = f"{PICTURES}/{figure.id}.png"
+        if picture in filled:
+            write_bytes(path.parent / picture, draw(figure))
+    write_text(path, filled)
+    return names
+
+
+def _makers(outputs: Outputs, results: str) -> Mapping[str, Callable[[], str]]:
+    makers: dict[str, Callable[[], str]] = {
+        "claims": partial(_claims, outputs),
+        "verdicts": partial(_verdicts, outputs, results),
+        "measured": partial(_measured, outputs),
+        "summary": partial(_summary, outputs, results),
+    }
+    for experiment in EXPERIMENTS.values():
+        make = _table if experiment.kind == "table" else _figure
+        makers[experiment.id] = partial(make, outputs, results, experiment.id)
+    return makers
+
+
+def _claims(outputs: Outputs) -> str:
+    """Every claim with its verdict and what it rests on."""
+    found = verdicts(outputs.findings)
+    parts = []
+    for claim in CLAIMS:
+        verdict = found[claim.id]
+        lines = [f"**{claim.text}** ({claim.where}): **{verdict.word}**."]
+        lines += [f"  - {item.sentence}" for item in verdict.evidence]
+        parts.append("- " + "\n".join(lines))
+    return "\n".join(parts)
+
+
+def _verdicts(outputs: Outputs, results: str) -> str:
+    """One line a claim."""
+    found = verdicts(outputs.findings)
+    rows = [[claim.text, claim.where, f"**{found[claim.id].word}**"] for claim in CLAIMS]
+    return markdown_table(["claim of the paper", "where", "measured"], rows).replace("---:", "---")
+
+
+def _measured(outputs: Outputs) -> str:
+    """Where and when."""
+    if not outputs.records:
+        return "Nothing has been measured yet."
+    cells = f"{len(outputs.records)} cells at preset `{outputs.findings.preset}`, measured on:"
+    return "\n".join([cells, "", *(f"- {line}" for line in machines(outputs.records))])
+
+
+def _table(outputs: Outputs, results: str, name: str) -> str:
+    preset = outputs.findings.preset
+    table = outputs.tables.get(name)
+    if table is None:
+        return f"Not measured yet: `{EXPERIMENTS[name].command(preset)}`."
+    return f"`{table.command}` (data: `{results}/{TABLES}/{preset}/{name}.json`)\n\n{markdown(table)}"
+
+
+def _figure(outputs: Outputs, results: str, name: str) -> str:
+    preset = outputs.findings.preset
+    figure = outputs.figures.get(name)
+    if figure is None:
+        return f"Not measured yet: `{EXPERIMENTS[name].command(preset)}`."
+    words = [panel.description if isinstance(panel, Lines) else panel.title for panel in figure.panels]
+    alt = " ".join(words).replace("[", "(").replace("]", ")")
+    shown = f"![{alt}]({PICTURES}/{name}.png)"
+    return f"`{figure.command}` (data: `{results}/{FIGURES}/{preset}/{name}.json`)\n\n{shown}\n\n{figure.caption}"
+
+
+def _summary(outputs: Outputs, results: str) -> str:
+    """For a first page: verdicts, and the first table."""
+    preset = outputs.findings.preset
+    if not outputs.records:
+        return (
+            "Nothing has been measured yet: `mgk reproduce all` measures every table and figure, and"
+            f" `mgk report` makes a page of what is in `{results}/`."
+        )
+    words = [verdict.word for verdict in verdicts(outputs.findings).values() if verdict.word != NOT_MEASURED]
+    counts = ", ".join(f"{words.count(word)} {word}" for word in dict.fromkeys(sorted(words)))
+    parts = [f"Of the paper's claims, at preset `{preset}`: {counts} (`{results}/{TABLES}/{preset}/claims.json`)."]
+    for name in ("table1", "table3"):
+        if name in outputs.tables:
+            parts.append(f"{outputs.tables[name].title}: {_table(outputs, results, name)}")
+    return "\n\n".join(parts)

@@ -1,0 +1,153 @@
+"""Comparisons as a user runs them, on the smallest recipe."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from mgk.experiments.compare import QUICK, make_plan
+from mgk.experiments.comparison import Comparison
+from mgk.experiments.contenders import Contender, parse_contender
+from mgk.training.errors import RecipeError
+from mgk.training.recipe import load_recipe
+
+# One layer and few steps: what is tested is what happens around them.
+SMALL = ("--preset", "smoke", "--set", "model.num_hidden_layers=1", "--set", "training.threads=1")
+
+
+def command(data, *arguments):
+    return [sys.executable, "-m", "mgk", "compare", *arguments], {**os.environ, "MGK_DATA": str(data), "COLUMNS": "120"}
+
+
+def run(data, *arguments):
+    line, environment = command(data, *arguments)
+    return subprocess.run(line, env=environment, capture_output=True, text=True, timeout=240)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return tmp_path_factory.mktemp("data")
+
+
+@pytest.fixture(scope="module")
+def compared(data, tmp_path_factory):
+    out = tmp_path_factory.mktemp("comparison")
+    result = run(data, "listops", *SMALL, "--steps", "4", "--seeds", "2", "--candidates", "mgk:1", "--out", str(out))
+    assert result.returncode == 0, result.stderr
+    return out, result
+
+
+def test_a_comparison_ends_with_a_table_and_a_page(compared):
+    out, result = compared
+    page = out / "comparison.html"
+    assert f"attention maps: {page.as_uri()}" in result.stdout
+    assert "softmax:2" in result.stdout
+    assert "mgk:1" in result.stdout
+    assert "made-up data" in page.read_text()
+    comparison = Comparison.from_json(json.loads((out / "comparison.json").read_text()))
+    assert (comparison.seeds, comparison.steps, comparison.data) == ((0, 1), 4, "synthetic-listops")
+    baseline, candidate = comparison.results
+    assert candidate.parameters < baseline.parameters
+    assert candidate.flops < baseline.flops
+    assert candidate.paired.seeds == 2
+    assert candidate.paired.examples == 64
+    assert len(baseline.losses) == len(baseline.validation) == 2
+    assert baseline.peak_memory_bytes is None or baseline.peak_memory_bytes > 0
+
+
+def test_models_of_one_seed_see_the_same_data(compared):
+    out, _ = compared
+    recipes = [(out / "runs" / f"{name}-seed-1" / "recipe.yaml").read_text() for name in ("softmax-2", "mgk-1")]
+    different = [pair for pair in zip(*(text.splitlines() for text in recipes), strict=True) if pair[0] != pair[1]]
+    assert different == [
+        ("  attention: softmax", "  attention: mgk"),
+        ("  num_attention_heads: 2", "  num_attention_heads: 1"),
+    ]
+
+
+def test_what_is_finished_is_not_run_again_and_other_recipes_are_noticed(compared, data):
+    out, _ = compared
+    summary = out / "runs" / "mgk-1-seed-0" / "summary.json"
+    before = summary.stat().st_mtime_ns
+    options = (*SMALL, "--candidates", "mgk:1", "--out", str(out))
+    again = run(data, "listops", *options, "--steps", "4")
+    assert again.returncode == 0, again.stderr
+    assert again.stderr.count("already trained") == 2
+    assert summary.stat().st_mtime_ns == before
+    changed = run(data, "listops", *options, "--steps", "6")
+    assert changed.returncode == 2
+    assert "was trained with training.max_steps = 4, not 6: choose another --out" in changed.stderr
+    assert summary.stat().st_mtime_ns == before
+
+
+def test_an_interrupted_comparison_goes_on(data, tmp_path):
+    options = ("listops", *SMALL, "--baseline", "linear:2", "--candidates", "mlk:1", "--out", str(tmp_path / "out"))
+    slow = (*options, "--steps", "200", "--set", "training.save_every=20", "--set", "evaluation.every=100")
+    line, environment = command(data, *slow)
+    process = subprocess.Popen(line, env=environment, stderr=subprocess.PIPE, text=True)
+    checkpoints = tmp_path / "out" / "runs" / "linear-2-seed-0" / "checkpoints"
+    end = time.monotonic() + 120
+    while not list(checkpoints.glob("step-*")) and time.monotonic() < end:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 1, errors
+    assert "stopped; the same command goes on" in errors
+    assert "Traceback" not in errors
+    assert not (tmp_path / "out" / "comparison.html").exists()
+    result = run(data, *slow)
+    assert result.returncode == 0, result.stderr
+    sessions = json.loads((checkpoints.parent / "environment.json").read_text())["sessions"]
+    assert [session["from_step"] > 0 for session in sessions] == [False, True]
+    assert (tmp_path / "out" / "comparison.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (("--baseline", "sofmax:2"), "there is no attention 'sofmax'; did you mean 'softmax'?"),
+        (("--candidates", "mgk"), "'mgk' must name the attention and its heads, as in mgk:4"),
+        (("--candidates", "mgk:0"), "'mgk:0' must name the attention"),
+        (("--candidates", ","), "name at least one candidate"),
+        (("--candidates", "softmax:2"), "a comparison needs a baseline and other candidates"),
+        (("listop",), "there is no task 'listop'; did you mean 'listops'?"),
+        (("listops", "--preset", "lap"), "there is no preset 'lap'; did you mean 'laptop'?"),
+        (("--set", "training.max_step=3"), "did you mean 'training.max_steps'?"),
+        (("--set", "model.attention=mgk"), "model.attention is what is compared"),
+        (("--set", "evaluation.test=false"), "evaluation.test must be true"),
+    ],
+    ids=lambda value: None if isinstance(value, str) else " ".join(value),
+)
+def test_bad_usage(arguments, reason, tmp_path):
+    result = run(tmp_path, *arguments, "--out", str(tmp_path / "out"))
+    assert (result.returncode, result.stdout) == (2, "")
+    assert reason in result.stderr
+    assert "Traceback" not in result.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_absent_data_lead_to_mgk_data(tmp_path):
+    result = run(tmp_path, "text", "--out", str(tmp_path / "out"))
+    assert result.returncode == 1
+    assert "mgk data prepare text --source PATH" in result.stderr
+
+
+def test_the_plan_of_the_demo():
+    plan = make_plan(
+        "listops",
+        baseline=parse_contender("softmax:2"),
+        candidates=[Contender("smgk", 1), Contender("mgk", 1)],
+        out=Path("somewhere"),
+        overrides=QUICK,
+    )
+    assert [cell.contender.name for cell in plan.cells] == ["softmax:2", "smgk:1", "mgk:1"]
+    recipe = plan.cells[0].recipe
+    assert recipe.training.max_steps == QUICK["training.max_steps"]
+    assert recipe.model.head_dim == load_recipe("listops", "paper").model.head_dim
+    with pytest.raises(RecipeError, match="seeds must be at least 1"):
+        make_plan("listops", baseline=Contender("softmax", 2), candidates=[Contender("mgk", 1)], seeds=0, out=plan.out)

@@ -1,0 +1,90 @@
+"""What the page says, and that it needs nothing but itself. In a browser: test_page_in_chromium.py."""
+
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+from example_comparison import example
+
+from mgk.experiments.compare_page import comparison_page, findings, result_columns, result_rows, verdict
+from mgk.experiments.comparison import Comparison
+
+
+class Checker(HTMLParser):
+    """Tags that close in order, pictures with texts, addresses that stay inside."""
+
+    VOID = ("meta", "link", "img", "line", "circle", "polyline", "polygon")
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.pictures = [], 0
+
+    def handle_starttag(self, tag, attributes):
+        values = dict(attributes)
+        for name in ("src", "href"):
+            assert values.get(name, "data:").startswith("data:"), f"{tag} reaches out to {values[name]}"
+        if tag == "img":
+            assert values["alt"]
+        if tag == "svg":
+            assert values.get("aria-label") or values.get("aria-hidden") == "true"
+        self.pictures += tag in ("img", "svg")
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        pass
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+@pytest.mark.parametrize(("seeds", "metric"), [(1, "accuracy"), (3, "accuracy"), (1, "perplexity"), (3, "perplexity")])
+def test_the_page_is_whole_and_self_contained(seeds, metric):
+    text = comparison_page(*example(seeds, metric))
+    checker = Checker()
+    checker.feed(text)
+    assert checker.open == []
+    assert checker.pictures >= 2 * (2 + 1 + 1) + 3  # maps, curves, differences
+    assert not re.findall(r"https?://|@import|<script", text)
+    assert "prefers-color-scheme: dark" in text
+    assert 'name="viewport"' in text
+    assert "&lt;angle brackets&gt; &amp; two cores" in text
+    assert "mgk compare listops --baseline softmax:2" in text
+
+
+def test_the_table_has_ratios_to_the_baseline():
+    comparison, _ = example()
+    assert result_columns(comparison)[1] == "test accuracy"
+    first, second, third = result_rows(comparison)
+    assert first[2] == "80.0k"
+    assert second[2] == "71.0k (0.89)"
+    assert third[-1] == "not measured"
+    assert re.fullmatch(r"\d\d\.\d% \(\d\d\.\d to \d\d\.\d\)", first[1])
+
+
+def test_findings_say_what_may_be_luck():
+    comparison, _ = example()
+    sentences = findings(comparison)
+    assert sentences[0].startswith("softmax with 2 heads: ")
+    assert "most frequent class has 20.0%" in sentences[0]
+    assert "smgk with 1 head has 11% fewer parameters" in sentences[1]
+    assert "more seeds tell whether it holds" in verdict(comparison, comparison.results[2])
+    repeated, _ = example(3)
+    assert "better than the baseline" in verdict(repeated, repeated.results[2])
+    same, _ = example(names=("mgk:1", "mgk:2"))
+    equal = same.results[1].paired
+    assert equal.gained > equal.lost == 0
+    one, _ = example(1, "perplexity")
+    assert "one seed does not tell" in verdict(one, one.results[1])
+    several, _ = example(3, "perplexity")
+    assert "lower" in verdict(several, several.results[1])
+    assert "better than the baseline" in verdict(several, several.results[1])
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "perplexity"])
+def test_json_round_trip(metric):
+    comparison, _ = example(3, metric)
+    assert Comparison.from_json(json.loads(json.dumps(comparison.to_json()))) == comparison
+    with pytest.raises(TypeError, match="format 2"):
+        Comparison.from_json({**comparison.to_json(), "format": 2})
