@@ -146,7 +146,7 @@ def linear() -> Experiment:
         ),
     }
     setting = {"B": batch, "N": length, "D": width, "passes": "forward+backward", "causal": True}
-    return Experiment("linear", setting, alternatives, 7)
+    return Experiment("linear", setting, alternatives, 21)
 
 
 def roofline() -> Experiment:

@@ -19,7 +19,26 @@ _FAVOR_SEED = 0
 
 def elu_features(x: Tensor) -> Tensor:
     """phi(x) = elu(x) + 1 = max(x, 0) + exp(min(x, 0)): small features keep the digits that elu(x) + 1 would round."""
-    return x.relu() + x.clamp_max(0.0).exp()
+    return _EluFeatures.apply(x)
+
+
+class _EluFeatures(torch.autograd.Function):
+    """phi'(x) = min(phi(x), 1), so that the features alone are kept and one product makes the gradient."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x.clamp_max(0.0).exp_().add_(x.relu())
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(output)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (features,) = ctx.saved_tensors
+        return features.clamp_max(1.0) * grad
 
 
 def dpfp_features(x: Tensor, nu: int = 1) -> Tensor:
