@@ -284,7 +284,7 @@ def _attention_activations(sizes: Sizes) -> Iterator[Term]:
     if sizes.is_linear:
         if sizes.feature_map != "elu":  # whose gradient needs its features alone
             yield Term("feature maps of queries and keys", "W * B * N * H * 3 * R * (1 + M)")
-        yield Term("features", "W * B * N * H * R * (2 + M)")
+        yield Term("features, and the queries' in the order of a product", "W * B * N * H * R * (3 + M)")
         yield Term("values, sums, output", "W * B * N * H * (3 * D + 2)")
         return
     copies = " + 2" if sizes.is_shifted else ""
