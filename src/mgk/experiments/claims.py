@@ -6,7 +6,7 @@ The rules are in :mod:`mgk.experiments.verdicts`.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import pairwise
-from math import isfinite
+from math import isfinite, sqrt
 from statistics import fmean
 from typing import Any
 
@@ -38,29 +38,44 @@ Rule = Callable[[Findings], Iterator[Evidence]]
 
 def _text(interval: Interval, unit: str) -> str:
     if not isfinite(interval.low):
-        return f"{interval.estimate:+.2f} {unit}, and one seed does not tell whether that is luck".replace("-", "−")
+        return f"{interval.estimate:+.2f}{unit}, and one seed does not tell whether that is luck".replace("-", "−")
     bounds = f"95% interval {interval.low:+.2f} to {interval.high:+.2f}"
-    return f"{interval.estimate:+.2f} {unit} ({bounds})".replace("-", "−")
+    return f"{interval.estimate:+.2f}{unit} ({bounds})".replace("-", "−")
+
+
+def has_learned(records: Sequence[Record]) -> bool:
+    """Whether models are better than answering without looking: beyond 1.96 standard errors of that accuracy."""
+    chance, mean = records[0].data.chance, fmean(record.test for record in records)
+    if records[0].summary.metric != "accuracy":
+        return mean < chance
+    error = sqrt(chance * (1 - chance) / sum(record.summary.examples for record in records))
+    return mean > 100 * (chance + 1.96 * error)
 
 
 def _compared(
     findings: Findings, tasks: Sequence[str], candidate: Model, baseline: Model, *, is_comparable: bool
 ) -> Evidence:
-    """One pair of models over some tasks."""
-    names = f"{candidate.title} against {baseline.title}"
-    found = pooled(findings.measured, tasks, candidate, baseline)
+    """One pair of models over some tasks; tasks that neither has learned say nothing."""
+    names, measured = f"{candidate.title} against {baseline.title}", findings.measured
+    found = pooled(measured, tasks, candidate, baseline)
     if not found:
         return Evidence(NOT_MEASURED, f"{names}: not measured.")
-    interval = mean_of([difference.interval for difference in found.values()])
-    (record, *_) = findings.measured.of(next(iter(found)), candidate)
-    is_accuracy = record.summary.metric == "accuracy"
-    unit, margin = ("points", MARGIN_POINTS) if is_accuracy else ("% of perplexity", MARGIN_PERPLEXITY)
-    labels = [findings.measured.of(task, candidate)[0].data.label for task in found]
-    seeds = min(difference.seeds for difference in found.values())
-    on = f"on {labels[0]}" if len(labels) == 1 else f"mean over {', '.join(labels)}"
-    missing = "" if len(found) == len(tasks) else f"; {len(tasks) - len(found)} of {len(tasks)} tasks not measured"
-    sentence = f"{names}: {_text(interval, unit)}, {on}, {seeds} seed{'' if seeds == 1 else 's'}{missing}."
-    return Evidence(judge(interval, margin=margin if is_comparable else 0.0), sentence, interval)
+    labels = {task: measured.of(task, candidate)[0].data.label for task in found}
+    telling = [task for task in found if any(has_learned(measured.of(task, m)) for m in (candidate, baseline))]
+    silent = [labels[task] for task in found if task not in telling]
+    if not telling:
+        return Evidence(NOT_SEEN, f"{names}: neither has learned anything on {', '.join(silent)}.")
+    interval = mean_of([found[task].interval for task in telling])
+    is_accuracy = measured.of(telling[0], candidate)[0].summary.metric == "accuracy"
+    unit, margin = (" points", MARGIN_POINTS) if is_accuracy else ("% of perplexity", MARGIN_PERPLEXITY)
+    seeds = min(found[task].seeds for task in telling)
+    on = f"{'on' if len(telling) == 1 else 'mean over'} {', '.join(labels[task] for task in telling)}"
+    parts = [_text(interval, unit), on, f"{seeds} seed{'' if seeds == 1 else 's'}"]
+    if len(found) < len(tasks):
+        parts.append(f"{len(tasks) - len(found)} of {len(tasks)} tasks not measured")
+    if silent:
+        parts.append(f"neither has learned anything on {', '.join(silent)}")
+    return Evidence(judge(interval, margin=margin if is_comparable else 0.0), f"{names}: {', '.join(parts)}.", interval)
 
 
 def _pairs(table: str, *, half: bool, is_comparable: bool, only: Sequence[str] = ()) -> Rule:
@@ -104,15 +119,19 @@ def _hard_e(findings: Findings) -> Iterator[Evidence]:
             if model != candidate and (records := findings.measured.of(task, model))
         }
         best = max(means, key=lambda model: means[model], default=None)
-        difference = None if best is None else findings.measured.difference(task, candidate, best)
-        if best is not None and difference is not None:
+        if best is None or not has_learned(findings.measured.of(task, best)):
+            continue
+        difference = findings.measured.difference(task, candidate, best)
+        if difference is not None:
             found[task] = (best, difference)
     if not found:
-        yield Evidence(NOT_MEASURED, f"{candidate.title}: not measured.")
+        is_there = any(findings.measured.of(task, candidate) for task in LRA)
+        why = "no other model has learned anything" if is_there else "not measured"
+        yield Evidence(NOT_SEEN if is_there else NOT_MEASURED, f"{candidate.title}: {why}.")
         return
     interval = mean_of([difference.interval for _, difference in found.values()])
     others = ", ".join(f"{best.title} on {task}" for task, (best, _) in found.items())
-    sentence = f"{candidate.title} against the best of each task ({others}): {_text(interval, 'points')}."
+    sentence = f"{candidate.title} against the best of each task ({others}): {_text(interval, ' points')}."
     yield Evidence(judge(interval, margin=MARGIN_POINTS), sentence, interval)
 
 
@@ -179,7 +198,7 @@ def _rank_evidence(findings: Findings, task: str, candidate: Model, baseline: Mo
     interval = mean_of(layers)
     means = [(fmean(a.ranks), fmean(b.ranks)) for a, b in zip(ours.ranks, theirs.ranks, strict=True)]
     by_layer = ", ".join(f"{a:.1f} and {b:.1f} in layer {number}" for number, (a, b) in enumerate(means, 1))
-    sentence = f"{names}: mean ranks {by_layer}; {_text(interval, 'on average')}, one model of each."
+    sentence = f"{names}: mean ranks {by_layer}; {_text(interval, ' on average')}, one model of each."
     return Evidence(judge(interval), sentence, interval)
 
 
@@ -198,7 +217,7 @@ def _redundancy(findings: Findings) -> Iterator[Evidence]:
         yield Evidence(
             judge(interval),
             f"{names} are alike by {fmean(ours.alike):.3f} and {fmean(theirs.alike):.3f} within a layer (1: they always"
-            f" look at the same places); less by {_text(interval, 'of 1')}, one model of each.",
+            f" look at the same places); less by {_text(interval, ' of 1')}, one model of each.",
             interval,
         )
 

@@ -99,8 +99,13 @@ def _measured(outputs: Outputs) -> str:
     """Where and when."""
     if not outputs.records:
         return "Nothing has been measured yet."
-    cells = f"{len(outputs.records)} cells at preset `{outputs.findings.preset}`, measured on:"
+    made_up = " on made-up data, which say nothing about the real tasks" if _is_made_up(outputs) else ""
+    cells = f"{len(outputs.records)} cells at preset `{outputs.findings.preset}`{made_up}, measured on:"
     return "\n".join([cells, "", *(f"- {line}" for line in machines(outputs.records))])
+
+
+def _is_made_up(outputs: Outputs) -> bool:
+    return any(record.data.is_synthetic for record in outputs.records)
 
 
 def _table(outputs: Outputs, results: str, name: str) -> str:

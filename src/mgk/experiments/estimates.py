@@ -32,10 +32,10 @@ class Estimate:
 def estimate(cells: Sequence[Cell], results: Results) -> dict[Cell, Estimate]:
     """The time that each cell takes, one at a time.
 
-    Known from cells of the same model and task, whatever their seed; else from the FLOPs that the cost model counts and
-    the rate that other cells of the task reached, or else a layer of the model that is timed now. Inputs are taken at
-    full length and evaluations of generated or prepared sets as far as their sizes are known, so it is on the high side
-    for texts.
+    Known from cells of the same model and task on such a machine, whatever their seed; else from the FLOPs that the
+    cost model counts and the rate that other cells of the task reached, or else a layer of the model that is timed
+    now. Inputs are taken at full length and splits as far as their sizes are known, so it is on the high side for
+    texts.
     """
     records = _records({cell.preset for cell in cells}, results)
     found = {}
@@ -71,11 +71,17 @@ def duration(seconds: float) -> str:
 def total_flops(recipe: Recipe) -> float:
     """Of a whole cell: training, looking at the validation split on the way, and the test."""
     training, evaluation = recipe.training, recipe.evaluation
-    steps = cost.training_flops(sizes_of(recipe, batch=training.batch_size)).value * training.max_steps
-    one = cost.forward_flops(sizes_of(recipe)).value
+    steps = cost.training_flops(replace(_sizes(recipe), batch=training.batch_size)).value * training.max_steps
+    one = cost.forward_flops(_sizes(recipe)).value
     looks = training.max_steps // (evaluation.every or training.max_steps)
     sizes = {split: _examples(recipe, split) for split in ("validation", "test")}
     return float(steps + one * (looks * sizes[evaluation.split] + (sizes["test"] if evaluation.test else 0)))
+
+
+def _sizes(recipe: Recipe) -> Sizes:
+    """An adaptive softmax meets its first words at every step and the rest at few: only those are taken."""
+    sizes = sizes_of(recipe)
+    return replace(sizes, cutoffs=(), vocab=sizes.cutoffs[0]) if sizes.cutoffs else sizes
 
 
 def _examples(recipe: Recipe, split: str) -> int:
@@ -90,7 +96,17 @@ def _examples(recipe: Recipe, split: str) -> int:
 
 
 def _records(presets: Iterable[str], results: Results) -> list[Record]:
-    return [record for preset in presets for record in results.records(preset)]
+    """What was measured on a machine like this one."""
+    found = [record for preset in presets for record in results.records(preset)]
+    if not found:
+        return []
+    from mgk.bench.machine import describe
+
+    here = describe()
+    kind = (here.processor, here.cores, here.accelerator)
+    return [
+        item for item in found if tuple(item.machine[name] for name in ("processor", "cores", "accelerator")) == kind
+    ]
 
 
 def _rate(recipe: Recipe) -> float:

@@ -97,7 +97,8 @@ class Figure:
 
 def make_figure(experiment: Experiment, findings: Findings) -> Figure | None:
     """The figure of an experiment from what was found; None where something is missing for it."""
-    caption, panels = _MAKERS[experiment.id](experiment, findings)
+    caption, made = _MAKERS[experiment.id](experiment, findings)
+    panels = [panel for panel in made if isinstance(panel, Maps) or panel.series]
     if not panels:
         return None
     return Figure(
@@ -133,12 +134,12 @@ def _training_curves(experiment: Experiment, findings: Findings) -> _Made:
         ]
         panels.append(Lines(title=f"{name}, {label}", x_label="steps", y_label="training loss", series=_some(losses)))
         panels.append(
-            Lines(title=f"{name}, {label}", x_label="steps", y_label=f"{looked_at} accuracy", series=_some(values))
+            Lines(title=f"{name}, {label}", x_label="steps", y_label=f"{looked_at} accuracy, %", series=_some(values))
         )
     return (
         "Training loss and accuracy while training, means over seeds; bands span the seeds. The paper looks at the test"
         " split here; we look at it only at the end, and at the validation split on the way.",
-        [panel for panel in panels if isinstance(panel, Lines) and panel.series],
+        panels,
     )
 
 
@@ -298,9 +299,13 @@ def _some(series: Sequence[Series]) -> tuple[Series, ...]:
     return tuple(curve for curve in series if curve.points)
 
 
+def _in_per_cent(record: Record) -> Curve:
+    return tuple((step, 100 * value) for step, value in record.validation)
+
+
 def _settled(record: Record) -> Curve:
     start = record.recipe.training.max_steps / 10
-    return tuple((step, value) for step, value in record.validation if step > start)
+    return tuple((step, value) for step, value in record.validation if step > start) or record.validation
 
 
 def _steps(ranks: Sequence[int], edges: "np.ndarray[Any, Any]") -> list[tuple[float, float]]:

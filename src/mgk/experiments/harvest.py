@@ -17,6 +17,7 @@ from mgk.data.manifest import read_record as read_sources
 from mgk.experiments.cells import Cell, Model
 from mgk.experiments.inside import Inside, LayerRanks, LayerUsage, side_of
 from mgk.experiments.looks import averaged, chance_level, typical_example
+from mgk.experiments.paper import LRA
 from mgk.experiments.records import DataNote, Record, thinned
 from mgk.training.evaluation import load_model
 from mgk.training.folder import ENVIRONMENT, RECIPE
@@ -193,7 +194,8 @@ def _label(recipe: Recipe, data: TaskData) -> tuple[str, bool]:
     if full is not None and length < full:
         unit = {"listops": "tokens", "text": "bytes", "retrieval": "bytes"}.get(recipe.task, "tokens")
         parts.append(f"{length:,} {unit}")
-    is_papers = not parts and recipe.data.train_examples is None and recipe.data.test_examples is None
+    is_whole = recipe.data.train_examples is None and recipe.data.test_examples is None
+    is_papers = recipe.task in (*LRA, "wikitext-103") and is_whole and not parts
     return f"{name} ({', '.join(parts)})" if parts else name, is_papers
 
 

@@ -104,13 +104,13 @@ def check_data(cells: Sequence[Cell]) -> None:
 
 
 def runs_folder() -> Path:
-    """Where runs live: ``MGK_RUNS``, else beside the platform's folder for the data of applications."""
+    """Where runs live: ``MGK_RUNS``, else the platform's folder for the data of applications."""
     chosen = os.environ.get("MGK_RUNS")
     if chosen:
         return Path(chosen)
-    from mgk.data.folders import data_folder
+    from platformdirs import user_data_path
 
-    return data_folder().parent / "runs" / "reproduce"
+    return user_data_path("mgk", appauthor=False) / "runs" / "reproduce"
 
 
 def run_plan(

@@ -90,25 +90,33 @@ def _table(table: Table) -> list[Content]:
     rows = difference_rows(table)
     if rows:
         parts.append(html_table(difference_caption(table), difference_header(table), rows))
-        parts.append(grid([_difference_chart(table, column) for column in table.columns if _bars(table, column)]))
+        parts.append(
+            grid([_difference_chart(table, column) for column in table.columns if _has_differences(table, column)])
+        )
     parts += [paragraph(note) for note in table.notes]
     parts.append(code_block(table.command))
     return parts
 
 
-def _bars(table: Table, column: str) -> list[tuple[str, Interval]]:
-    found = [(row.model, row.reference, row.entries[column].difference) for row in table.rows]
-    return [(f"{model} against {other}", difference) for model, other, difference in found if difference is not None]
-
-
 def _difference_chart(table: Table, column: str) -> Markup:
-    bars = [Bar(name, interval.estimate, interval.low, interval.high) for name, interval in _bars(table, column)]
-    words = "; ".join(f"{bar.name} {bar.estimate:+.2f}" for bar in bars)
     label = table.labels[column]
+    compared = [row for row in table.rows if row.entries[column].difference is not None]
+    words = "; ".join(f"{row.model} against {row.reference} {row.entries[column].difference_text}" for row in compared)
     chart = interval_chart(
-        bars, x_label=f"difference in {table.unit}; right is better", alt=f"Differences on {label}: {words}."
+        [_bar(row.model, row.entries[column].difference) for row in compared],
+        x_label=f"difference in {table.unit}; right is better",
+        alt=f"Differences on {label}: {words}.",
     )
     return figure(chart, label)
+
+
+def _bar(name: str, interval: Interval | None) -> Bar:
+    assert interval is not None
+    return Bar(name, interval.estimate, interval.low, interval.high)
+
+
+def _has_differences(table: Table, column: str) -> bool:
+    return any(row.entries[column].difference is not None for row in table.rows)
 
 
 def _figure(item: Figure) -> list[Content]:

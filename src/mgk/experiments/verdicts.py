@@ -7,6 +7,7 @@ in per cent of the baseline's perplexity, paired by seed.
 - "better" is confirmed where low > 0, contradicted where high < 0, and not seen otherwise.
 - "comparable or better" is confirmed where low > -margin, contradicted where high < -margin, and not seen otherwise.
   The margin is 1 point of accuracy, or 2 per cent of perplexity: about what two seeds of one model differ by.
+- A task on which neither model is better than answering without looking says nothing and is left out.
 - A claim about several pairs of models is confirmed where it is for all of them, contradicted where it is for at least
   one, and not seen otherwise.
 - A claim about costs is a matter of formulas: confirmed or contradicted.

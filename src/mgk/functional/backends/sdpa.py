@@ -83,9 +83,16 @@ def _near_zero(call: Call, form: Bilinear) -> Bilinear:
 
 def _all_components(call: Call, form: Bilinear) -> Tensor:
     """Identity 1."""
-    query = pad(form.query, (0, 1), value=1.0)
-    keys = torch.cat([form.keys, form.column.clamp_min(LOG_ZERO).unsqueeze(-1)], -1)
+    query, keys = _features(form, form.column.clamp_min(LOG_ZERO), call.value.shape[-1])
     return _attend(call, query, keys, call.value)
+
+
+def _features(form: Bilinear, column: Tensor, value_width: int) -> tuple[Tensor, Tensor]:
+    """Queries [q~, 1] and keys [k~, column], followed by zeros up to the width of the values: one copy of each."""
+    rest = max(0, value_width - form.query.shape[-1] - 1)
+    ones = pad(form.query.new_ones(1), (0, rest)).expand(*form.query.shape[:-1], -1)
+    zeros = column.new_zeros(1).expand(*column.shape, rest)
+    return torch.cat([form.query, ones], -1), torch.cat([form.keys, column.unsqueeze(-1), zeros], -1)
 
 
 def _fits_bfloat16(call: Call) -> bool:
@@ -133,8 +140,7 @@ def _factored(call: Call, form: Bilinear) -> Tensor:
     peak = form.column.detach().amax(2, keepdim=True).clamp_min(LOG_ZERO)  # (B, H, 1, S)
     factor = (form.column - peak).exp().movedim(2, 3).unsqueeze(-1)  # w (B, H, S, M, 1)
     values = torch.cat([factor * call.value.unsqueeze(3), factor], -1).flatten(3)
-    query = pad(form.query, (0, 1), value=1.0)
-    keys = torch.cat([form.keys, peak.unsqueeze(-1)], -1)
+    query, keys = _features(form, peak, values.shape[-1])
     parts = _attend(call, query, keys, values).unflatten(3, (call.num_mixtures, -1))  # (B, H, L, M, E + 1)
     row = form.row.movedim(2, 3).unsqueeze(-1)  # (B, H, L, M, 1)
     sums = ((row - row.detach().amax(3, keepdim=True)).exp() * parts).sum(3)

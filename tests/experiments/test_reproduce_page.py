@@ -1,0 +1,78 @@
+"""The page of all results, as a reader sees it and in a real browser."""
+
+import re
+
+import pytest
+from made_up_results import everything
+from test_page_in_chromium import BROWSER, DESKTOP, PHONE, look
+
+from mgk.experiments.claims import CLAIMS
+from mgk.experiments.differences import Measured
+from mgk.experiments.outputs import Outputs, gather, write_inside
+from mgk.experiments.records import Results
+from mgk.experiments.reproduction_page import reproduction_page
+from mgk.experiments.verdicts import Findings
+
+
+@pytest.fixture(scope="module")
+def outputs(tmp_path_factory) -> Outputs:
+    store = Results(tmp_path_factory.mktemp("results"))
+    records, seen = everything()
+    for item in records:
+        store.write(item)
+    for item in seen:
+        write_inside(store, item)
+    return gather(store, "laptop")
+
+
+@pytest.fixture(scope="module")
+def page(outputs) -> str:
+    return reproduction_page(outputs)
+
+
+def test_claims_come_first_then_tables_then_figures(page):
+    headings = re.findall(r"<h2>(.*?)</h2>", page)
+    assert headings[0] == "The paper&#x27;s claims"
+    kinds = [heading.split()[0] for heading in headings[1:-2]]
+    assert kinds == ["Table"] * 4 + ["Ours:"] * 3 + ["Figure"] * 8
+    assert headings[-2:] == ["Heads and components", "How this was made"]
+    summaries = re.findall(r"<summary>(.*?)</summary>", page)[: len(CLAIMS)]
+    assert all(": " in summary for summary in summaries)
+    assert "confirmed: mgk and smgk with half the heads are as accurate" in summaries[0]
+
+
+def test_each_part_has_its_command(page):
+    for name in ("table1", "table4", "mixtures", "fig1", "fig3", "fig8"):
+        assert f"mgk reproduce {name} --preset laptop" in page
+    assert "forward FLOPs = " in page
+    assert "36.76" in page
+    assert "PeerRead pairs in place of AAN" in page
+
+
+def test_everything_is_in_the_file(page):
+    assert not re.search(r'(?:src|href)="(?!data:)', page)
+    assert "http://" not in page
+    assert "https://" not in page
+    assert all(alt for alt in re.findall(r'<img alt="(.*?)"', page))
+
+
+def test_a_page_of_nothing_is_still_a_page():
+    nothing = Outputs(Findings("laptop", Measured([]), {}), (), {}, {})
+    assert "Nothing has been measured yet" in reproduction_page(nothing)
+
+
+@pytest.mark.skipif(BROWSER is None, reason="there is no Chromium on the PATH")
+@pytest.mark.parametrize(("width", "dark"), [(PHONE, True), (DESKTOP, False)])
+def test_the_page_is_drawn_and_readable(page, tmp_path, width, dark):
+    found, console = look(page, tmp_path, width=width, dark=dark)
+    assert (found["errors"], console, found["requests"]) == ([], [], [])
+    assert found["scrollWidth"] <= width, found["wide"]
+    assert found["wide"] == []
+    # Maps of figures 2, 5 and 8: 2 + 2 + 1 heads in 2 layers each.
+    assert len(found["images"]) == 3 * 2 * (2 + 2 + 1)
+    assert all(natural > 0 and alt for natural, _, alt in found["images"])
+    assert len(found["charts"]) > 20
+    assert all(min(w, h) > 30 and len(label) > 20 for w, h, label, _ in found["charts"])
+    assert found["fonts"] >= 14
+    paper, ink = (sum(map(int, re.findall(r"\d+", found[name])[:3])) for name in ("paper", "ink"))
+    assert (paper < ink) == dark

@@ -1,0 +1,171 @@
+"""The store of results: what goes in comes out, small, and is not mistaken for something else."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from made_up_results import MGK, SOFTMAX, everything, inside, record
+
+from mgk.bench.machine import describe
+from mgk.experiments.catalogue import EXPERIMENTS
+from mgk.experiments.cells import Cell
+from mgk.experiments.estimates import BY_FORMULA, BY_RATE, EARLIER, duration, estimate, in_words
+from mgk.experiments.outputs import gather, inside_path, presets_of, read_inside, write_inside, write_outputs
+from mgk.experiments.records import Record, Results, compact_json, pack, thinned, unpack
+from mgk.experiments.reproduce import make_plan
+from mgk.training.errors import RecipeError, TrainingError
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    store = Results(tmp_path_factory.mktemp("results"))
+    records, seen = everything()
+    for item in records:
+        store.write(item)
+    for item in seen:
+        write_inside(store, item)
+    return store
+
+
+@given(st.lists(st.booleans()))
+def test_answers_are_packed_and_unpacked(flags):
+    assert unpack(json.loads(json.dumps(pack(flags)))) == tuple(flags)
+
+
+@given(st.lists(st.floats(0.1, 100.0), max_size=40), st.integers(1, 10))
+def test_a_thinned_curve_keeps_its_mean(values, most):
+    curve = [(float(step), value) for step, value in enumerate(values)]
+    found = thinned(curve, most)
+    assert len(found) <= most
+    if len(values) and len(values) % len(found) == 0 and len(values) // len(found) == -(-len(values) // most):
+        assert np.mean([y for _, y in found]) == pytest.approx(np.mean(values), rel=1e-4)
+
+
+@pytest.mark.parametrize("task", ["text", "wikitext-2"])
+def test_a_record_comes_back_as_it_was(tmp_path, task):
+    store, item = Results(tmp_path), record(task, MGK, 1, perplexity=120.0)
+    store.write(item)
+    assert store.read(item.cell) == item
+    assert store.records("laptop") == [item]
+    assert presets_of(store) == ["laptop"]
+    assert store.records("paper") == []
+
+
+def test_a_record_of_a_long_run_is_small(tmp_path):
+    store, item = Results(tmp_path), record("text", MGK, 0)
+    curve = [(50.0 * step, 1 / (step + 3)) for step in range(10_000)]
+    store.write(replace(item, losses=thinned(curve), validation=thinned(curve[:600]), correct=(True, False) * 12_500))
+    assert store.path(item.cell).stat().st_size < 60_000
+
+
+def test_lists_of_numbers_are_on_one_line():
+    data = {"a": [1, 2, 3], "b": [[1, 2.5], [3, 4]], "c": {"d": [], "e": ["x y", "z"]}, "f": [{"g": 1}]}
+    text = compact_json(data)
+    assert json.loads(text) == data
+    assert '"a": [1, 2, 3]' in text
+    assert '"b": [[ 1, 2.5' in text or '"b": [[1, 2.5], [3, 4]]' in text
+
+
+def test_what_is_seen_in_a_model_comes_back(tmp_path):
+    store, seen = Results(tmp_path), inside("retrieval", replace(MGK, heads=2))
+    write_inside(store, seen)
+    found = read_inside(store, seen.cell)
+    assert found is not None
+    np.testing.assert_allclose(found.maps.weights, seen.maps.weights, atol=seen.maps.weights.max() / 500)
+    assert replace(found, maps=seen.maps) == seen
+    assert inside_path(store, seen.cell).stat().st_size < 60_000
+    assert read_inside(store, replace(seen.cell, seed=1)) is None
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"format": 2}', "[1]"])
+def test_a_damaged_record_is_named(tmp_path, text):
+    store, cell = Results(tmp_path), Cell("laptop", "text", MGK, 0)
+    store.path(cell).parent.mkdir(parents=True)
+    store.path(cell).write_text(text)
+    with pytest.raises(TrainingError, match=r"mgk-1h-seed-0.json: this is not the record of a cell"):
+        store.read(cell)
+
+
+def test_a_cell_of_another_recipe_is_not_taken_for_this_one(tmp_path):
+    store, item = Results(tmp_path), record("text", MGK, 0)
+    other = item.recipe.model_copy(update={"training": item.recipe.training.model_copy(update={"max_steps": 7})})
+    store.write(replace(item, recipe=other))
+    with pytest.raises(RecipeError, match=r"measured with training.max_steps = 7, not \d+: .* --overwrite"):
+        store.check_same(item.cell)
+    plan = make_plan([EXPERIMENTS["table1"]], "laptop", seeds=1, tasks=["text"])
+    assert item.cell not in plan.missing(store)
+    assert item.cell in plan.missing(store, overwrite=True)
+
+
+def test_threads_and_folders_do_not_make_another_cell(tmp_path):
+    store, item = Results(tmp_path), record("text", MGK, 0)
+    other = item.recipe.model_copy(update={"training": item.recipe.training.model_copy(update={"threads": 1})})
+    store.write(replace(item, recipe=other))
+    store.check_same(item.cell)
+
+
+def test_finished_cells_are_not_missing(results):
+    for name in ("table1", "table3", "fig2"):
+        plan = make_plan([EXPERIMENTS[name]], "laptop")
+        assert plan.missing(results) == []
+        assert len(make_plan([EXPERIMENTS[name]], "laptop", seeds=4).missing(results)) == (
+            0 if name == "fig2" else len(plan.cells) // 3
+        )
+
+
+def test_a_cell_that_is_not_looked_into_is_missing_for_a_figure_only(tmp_path):
+    store = Results(tmp_path)
+    for cell in EXPERIMENTS["fig2"].cells("laptop"):
+        store.write(record(cell.task, cell.model, cell.seed))
+    assert len(make_plan([EXPERIMENTS["fig2"]], "laptop").missing(store)) == 3
+    assert make_plan([EXPERIMENTS["fig1"]], "laptop", seeds=1, tasks=["retrieval"]).missing(store) != []
+
+
+def test_estimates_say_where_they_come_from(results, tmp_path, monkeypatch):
+    elsewhere = estimate([Cell("laptop", "text", MGK, 7)], results)
+    assert next(iter(elsewhere.values())).how == BY_FORMULA
+    here = replace(describe(), processor="a processor", cores=2, accelerator=None)
+    monkeypatch.setattr("mgk.bench.machine.describe", lambda: here)
+    known = Cell("laptop", "text", MGK, 7)
+    assert estimate([known], results)[known].seconds == pytest.approx(180.0)
+    assert estimate([known], results)[known].how == EARLIER
+    new = Cell("laptop", "text", replace(MGK, heads=2), 0)
+    assert estimate([new], results)[new].how == BY_RATE
+    nothing = estimate([Cell("smoke", "listops", SOFTMAX, 0)], Results(tmp_path))
+    assert next(iter(nothing.values())).how == BY_FORMULA
+    assert all(item.seconds > 0 for item in nothing.values())
+    assert in_words({known: estimate([known], results)[known]}) == f"about 3 min ({EARLIER})"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(5, "5 s"), (600, "10 min"), (9000, "2.5 h"), (86400 * 3, "3.0 days"), (1e9, "11,574.1 days")]
+)
+def test_durations_are_readable(seconds, text):
+    assert duration(seconds) == text
+
+
+def test_tables_figures_and_verdicts_are_written(results):
+    outputs = gather(results, "laptop")
+    assert set(outputs.tables) == {name for name, item in EXPERIMENTS.items() if item.kind == "table"}
+    assert set(outputs.figures) == {name for name, item in EXPERIMENTS.items() if item.kind != "table"}
+    written = write_outputs(outputs, results, [EXPERIMENTS[name] for name in ("table1", "fig2", "fig3")])
+    assert [path.name for path in written] == ["table1.md", "fig2.png", "fig3.png"]
+    assert all(path.is_file() for path in written)
+    assert written[1].read_bytes().startswith(b"\x89PNG")
+    table = json.loads(written[0].with_suffix(".json").read_bytes())
+    row = table["rows"][0]
+    assert (row["model"], row["entries"]["listops"]["paper"]) == ("softmax, 2 heads", 36.76)
+    claims = json.loads((results.folder / "tables" / "laptop" / "claims.json").read_bytes())["claims"]
+    assert claims["half-the-heads"]["verdict"] == "confirmed"
+    figure = json.loads(written[2].with_suffix(".json").read_bytes())
+    assert "model parameters = " in figure["panels"][1]["formulas"][0]
+
+
+def test_records_of_no_table_are_others(tmp_path):
+    item = record("text", replace(MGK, heads=3), 0)
+    outputs = gather(Results(tmp_path), "laptop", records=[item, record("text", MGK, 0)])
+    assert [other.cell.model.heads for other in outputs.others] == [3]
+    assert isinstance(outputs.records[0], Record)

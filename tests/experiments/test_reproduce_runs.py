@@ -1,0 +1,142 @@
+"""Cells are run once, stored, continued in the middle, and looked into."""
+
+import os
+import signal
+import threading
+import time
+from dataclasses import replace
+
+import pytest
+
+from mgk.analysis.cost import model_parameters
+from mgk.data.errors import DataError
+from mgk.experiments.catalogue import EXPERIMENTS
+from mgk.experiments.cells import Cell, Model
+from mgk.experiments.costs import sizes_of
+from mgk.experiments.harvest import harvest_all
+from mgk.experiments.outputs import find_runs, gather, read_inside
+from mgk.experiments.records import Results
+from mgk.experiments.reproduce import Plan, check_data, make_plan, run_plan, runs_folder
+from mgk.training.errors import Interrupted, TrainingError
+from mgk.training.recipe import load_recipe
+
+SMALL = {
+    "model.num_hidden_layers": 1,
+    "model.hidden_size": 8,
+    "model.head_dim": 4,
+    "model.intermediate_size": 8,
+    "training.batch_size": 4,
+    "data.max_length": 32,
+    "data.validation_examples": 4,
+    "data.test_examples": 16,
+}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _data_folder(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MGK_DATA", str(tmp_path_factory.mktemp("data")))
+        patch.setenv("OMP_NUM_THREADS", "1")
+        yield
+
+
+def small(task: str, model: Model, seed: int = 0, **changes: object) -> Cell:
+    """A cell that takes a moment: one with a recipe of its own."""
+    cell = Cell("smoke", task, model, seed)
+    overrides = {**SMALL, **model.overrides, "seed": seed, **{k.replace("__", "."): v for k, v in changes.items()}}
+    cell.__dict__["recipe"] = load_recipe(task, "smoke", overrides=overrides)
+    return cell
+
+
+def plan_of(*cells: Cell, looks: tuple[Cell, ...] = ()) -> Plan:
+    return Plan(cells, frozenset(looks), dict.fromkeys(cells, "mgk reproduce table1 --preset smoke"), 6)
+
+
+def test_cells_are_run_once_and_looked_into(tmp_path):
+    results, runs = Results(tmp_path / "results"), tmp_path / "runs"
+    mgk, linear = small("retrieval", Model("mgk", 2)), small("listops", Model("linear", 1))
+    plan = plan_of(mgk, linear, looks=(mgk,))
+    done, parts = [], []
+    tell = {"on_progress": lambda cell, part: parts.append(part), "on_done": lambda cell, _: done.append(cell)}
+    run_plan(plan, results, runs, jobs=2, **tell)
+    assert set(done) == {mgk, linear}
+    assert all(0 <= part <= 1 for part in parts)
+    assert len(parts) > 10
+    record = results.read(mgk)
+    assert record is not None
+    assert record.data.label == "Retrieval (made-up sample)"
+    assert record.data.chance == 0.5
+    assert record.data.is_synthetic
+    assert record.machine["threads"] == max(1, (os.cpu_count() or 1) // 2)
+    assert record.jobs == 2
+    assert len(record.correct or ()) == record.summary.examples == 16
+    assert record.summary.parameters == model_parameters(sizes_of(mgk.recipe)).value
+    assert record.losses
+    assert record.validation
+    text = results.path(mgk).read_text()
+    assert str(tmp_path) not in text
+    assert os.path.expanduser("~") not in text
+    seen = read_inside(results, mgk)
+    assert seen is not None
+    assert seen.maps.weights.shape[:2] == (1, 2)
+    assert len(seen.ranks[0].ranks) == 6
+    assert len(seen.alike) == 16
+    assert len(seen.usage[0].prior) == 2
+    assert not (mgk.place(runs) / "checkpoints").exists()
+    assert (mgk.place(runs) / "model").is_dir()
+
+    done.clear()
+    run_plan(plan, results, runs, **tell)
+    assert done == []
+
+    records = harvest_all(find_runs(runs))
+    assert {item.cell for item in records} == {mgk, linear}
+    assert len(gather(Results(runs), "smoke", records=records).others) == 2  # none has the recipe of its table
+
+
+def test_an_interrupted_cell_goes_on_where_it_was(tmp_path):
+    results, runs = Results(tmp_path / "results"), tmp_path / "runs"
+    cell = small("listops", Model("mgk", 1), training__max_steps=200, training__save_every=10, evaluation__every=200)
+
+    def stop_when_saved() -> None:
+        end = time.monotonic() + 100
+        while not list(cell.place(runs).glob("checkpoints/step-*")) and time.monotonic() < end:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=stop_when_saved, daemon=True).start()
+    with pytest.raises(Interrupted, match="the same command goes on where it was"):
+        run_plan(plan_of(cell), results, runs)
+    assert not results.has(cell)
+    parts: list[float] = []
+    run_plan(plan_of(cell), results, runs, on_progress=lambda _, part: parts.append(part))
+    assert parts[0] > 0
+    record = results.read(cell)
+    assert record is not None
+    assert record.machine["sessions"] == 2
+
+
+def test_a_cell_that_fails_leaves_the_others(tmp_path):
+    results = Results(tmp_path / "results")
+    good = small("listops", Model("softmax", 1))
+    bad = small("listops", Model("mgk", 1), training__learning_rate=1e30, training__max_grad_norm=0.0)
+    with pytest.raises(TrainingError, match="not finite"):
+        run_plan(plan_of(good, bad), results, tmp_path / "runs")
+    assert results.has(good)
+    assert not results.has(bad)
+
+
+def test_absent_data_are_told_before_anything_is_trained():
+    cells = make_plan([EXPERIMENTS["table1"], EXPERIMENTS["table3"]], "laptop").cells
+    with pytest.raises(DataError) as error:
+        check_data(cells)
+    for task in ("text", "retrieval", "wikitext-2"):
+        assert f"then run: mgk data prepare {task} --source PATH" in str(error.value)
+    check_data([replace(cell, preset="smoke") for cell in cells])
+
+
+def test_runs_live_where_the_user_says(monkeypatch, tmp_path):
+    monkeypatch.setenv("MGK_RUNS", str(tmp_path))
+    assert runs_folder() == tmp_path
+    monkeypatch.delenv("MGK_RUNS")
+    assert runs_folder().parts[-2:] == ("runs", "reproduce")

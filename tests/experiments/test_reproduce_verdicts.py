@@ -1,0 +1,247 @@
+"""Differences, tables and verdicts from records whose truth is known."""
+
+import json
+from dataclasses import replace
+from math import inf, isinf
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from made_up_results import MGK, SMGK, SOFTMAX, everything, inside, record
+
+from mgk.analysis.statistics import Interval
+from mgk.experiments.catalogue import EXPERIMENTS
+from mgk.experiments.cells import Model
+from mgk.experiments.claims import CLAIMS, has_learned, verdicts, verdicts_json
+from mgk.experiments.differences import Measured, between_samples, mean_of, student_interval
+from mgk.experiments.paper import LRA
+from mgk.experiments.tables import difference_rows, header, make_table, markdown, text_rows
+from mgk.experiments.verdicts import CONFIRMED, CONTRADICTED, NOT_MEASURED, NOT_SEEN, Findings, judge
+
+SOFTMAX_1 = Model("softmax", 1)
+
+
+def findings(*records, seen=()):
+    return Findings("laptop", Measured(records), {(item.cell.task, item.cell.model): item for item in seen})
+
+
+def table_1(shares, *, seeds=3, tasks=LRA, chance=0.5):
+    return [
+        record(task, model, seed, share=share, chance=chance)
+        for model, share in shares.items()
+        for task in tasks
+        for seed in range(seeds)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "better", "comparable"),
+    [
+        (0.1, 2.0, CONFIRMED, CONFIRMED),
+        (-0.5, 2.0, NOT_SEEN, CONFIRMED),
+        (-0.9, -0.1, CONTRADICTED, CONFIRMED),
+        (-3.0, 2.0, NOT_SEEN, NOT_SEEN),
+        (-3.0, -0.5, CONTRADICTED, NOT_SEEN),
+        (-3.0, -1.5, CONTRADICTED, CONTRADICTED),
+        (-inf, inf, NOT_SEEN, NOT_SEEN),
+    ],
+)
+def test_the_rules(low, high, better, comparable):
+    interval = Interval((low + high) / 2, low, high)
+    assert judge(interval) == better
+    assert judge(interval, margin=1.0) == comparable
+
+
+def test_student_interval_is_the_textbooks():
+    found = student_interval([1.0, 2.0, 3.0])
+    assert (found.estimate, found.low, found.high) == pytest.approx((2.0, -0.484, 4.484), abs=1e-3)
+    assert isinf(student_interval([1.0]).high)
+
+
+@given(st.lists(st.floats(-10, 10), min_size=1, max_size=6), st.floats(0.1, 5))
+def test_the_mean_over_tasks_is_surer_than_one_task(values, reach):
+    found = mean_of([Interval(value, value - reach, value + reach) for value in values])
+    assert found.estimate == pytest.approx(sum(values) / len(values), abs=1e-9)
+    assert found.high - found.estimate == pytest.approx(reach / len(values) ** 0.5)
+
+
+def test_a_difference_of_large_samples():
+    found = between_samples([10.0, 12.0] * 50, [10.0, 10.5] * 50)
+    assert found.estimate == pytest.approx(0.75)
+    assert 0 < found.low < 0.75 < found.high
+    assert isinf(between_samples([1.0], [2.0, 3.0]).low)
+
+
+def test_every_claim_is_tested_by_experiments_that_exist():
+    assert len({claim.id for claim in CLAIMS}) == len(CLAIMS)
+    named = {name for claim in CLAIMS for name in claim.experiments}
+    assert named <= set(EXPERIMENTS)
+    # Figure 8 has no claim but that it shows maps; ours ask instead of claiming.
+    assert set(EXPERIMENTS) - named == {"fig8", *(name for name, item in EXPERIMENTS.items() if item.is_ours)}
+
+
+def test_nothing_measured_leaves_only_the_formulas():
+    words = {name: verdict.word for name, verdict in verdicts(findings()).items()}
+    by_formula = {"costs", "linear-costs", "techniques", "hard-e-costs"}
+    assert {name for name, word in words.items() if word != NOT_MEASURED} == by_formula
+    assert all(words[name] == CONFIRMED for name in by_formula)
+
+
+def test_better_models_confirm():
+    records = table_1({SOFTMAX: 0.70, SOFTMAX_1: 0.68, MGK: 0.75, SMGK: 0.80})
+    found = verdicts(findings(*records))
+    for name in ("half-the-heads", "half-the-heads-better", "same-heads", "smgk-best"):
+        assert found[name].word == CONFIRMED, name
+    sentence = found["half-the-heads"].evidence[0].sentence
+    assert sentence.startswith("smgk, 1 head against softmax, 2 heads: +")
+    assert "3 seeds" in sentence
+    assert "PeerRead pairs in place of AAN" in sentence
+
+
+def test_worse_models_contradict():
+    found = verdicts(findings(*table_1({SOFTMAX: 0.80, SOFTMAX_1: 0.80, MGK: 0.70, SMGK: 0.65})))
+    for name in ("half-the-heads", "half-the-heads-better", "same-heads", "smgk-best"):
+        assert found[name].word == CONTRADICTED, name
+
+
+def test_equal_models_are_comparable_and_not_better():
+    found = verdicts(findings(*table_1({SOFTMAX: 0.80, SOFTMAX_1: 0.80, MGK: 0.80, SMGK: 0.80})))
+    assert found["half-the-heads"].word == CONFIRMED
+    assert found["half-the-heads-better"].word == NOT_SEEN
+
+
+def test_models_that_have_learned_nothing_say_nothing():
+    records = table_1({SOFTMAX: 0.5, SOFTMAX_1: 0.5, MGK: 0.5, SMGK: 0.5}, chance=0.52)
+    found = verdicts(findings(*records))
+    assert not has_learned(records[:3])
+    assert found["half-the-heads"].word == NOT_SEEN
+    assert "neither has learned anything on ListOps" in found["half-the-heads"].evidence[0].sentence
+
+
+def test_one_pair_that_fails_contradicts_the_claim():
+    found = verdicts(findings(*table_1({SOFTMAX: 0.75, SMGK: 0.80, MGK: 0.65})))
+    words = [item.word for item in found["half-the-heads"].evidence]
+    assert words == [CONFIRMED, CONTRADICTED]
+    assert found["half-the-heads"].word == CONTRADICTED
+
+
+def test_tasks_that_are_missing_are_said():
+    found = verdicts(findings(*table_1({SOFTMAX: 0.7, MGK: 0.8, SMGK: 0.8}, tasks=("text",))))
+    assert "2 of 3 tasks not measured" in found["half-the-heads"].evidence[0].sentence
+
+
+def test_perplexities_are_compared_by_seed():
+    records = [
+        record("wikitext-2", model, seed, perplexity=value + 3 * seed)
+        for model, value in ((SOFTMAX, 150), (MGK, 140), (Model("mgk", 2), 130), (Model("smgk", 2), 151))
+        for seed in range(3)
+    ]
+    found = verdicts(findings(*records))
+    assert found["language-half-the-heads"].word == CONFIRMED
+    assert "% of perplexity" in found["language-half-the-heads"].evidence[0].sentence
+    assert [item.word for item in found["language-same-heads"].evidence] == [CONTRADICTED, CONFIRMED]
+    one = verdicts(findings(*(item for item in records if item.cell.seed == 0)))
+    assert one["language-half-the-heads"].word == NOT_SEEN
+    assert "one seed does not tell" in one["language-half-the-heads"].evidence[0].sentence
+
+
+def test_ranks_and_likeness_of_heads():
+    softmax, mgk_2 = Model("softmax", 2), Model("mgk", 2)
+    seen = [
+        inside("retrieval", softmax, rank=20, alike=0.8),
+        inside("retrieval", mgk_2, rank=30, alike=0.6),
+        inside("retrieval", MGK, rank=25),
+        inside("wikitext-2", softmax, rank=30, alike=0.5),
+        inside("wikitext-2", mgk_2, rank=20, alike=0.5),
+        inside("wikitext-2", MGK, rank=20),
+    ]
+    found = verdicts(findings(seen=seen))
+    assert found["ranks"].word == CONFIRMED
+    assert found["language-ranks"].word == CONTRADICTED
+    assert [item.word for item in found["redundancy"].evidence] == [CONFIRMED, NOT_SEEN]
+
+
+def test_curves_are_compared_at_every_evaluation():
+    models = EXPERIMENTS["fig1"].models_at("laptop")
+    records = [record("retrieval", model, 0, share=0.8 if model.is_mixture else 0.7) for model in models]
+    assert verdicts(findings(*records))["throughout-training"].word == CONFIRMED
+    records = [record("retrieval", model, 0, share=0.6 if model.is_mixture else 0.7) for model in models]
+    assert verdicts(findings(*records))["throughout-training"].word == CONTRADICTED
+
+
+def test_hard_e_is_compared_to_the_best_of_each_task():
+    hard, others = Model("smgk", 1, e_step="hard"), EXPERIMENTS["table4"].models_at("laptop")
+    records = table_1({model: 0.78 if model == MGK else 0.7 for model in others if model != hard} | {hard: 0.78})
+    found = verdicts(findings(*records))["hard-e"]
+    assert found.word == CONFIRMED
+    assert "mgk, 1 head on listops, mgk, 1 head on text" in found.evidence[0].sentence
+
+
+def test_a_table_has_our_numbers_beside_the_papers():
+    records = table_1({SOFTMAX: 0.70, MGK: 0.75, SMGK: 0.80})
+    table = make_table(EXPERIMENTS["table1"], "laptop", Measured(records))
+    assert table is not None
+    assert [row.model for row in table.rows] == ["softmax, 2 heads", "smgk, 1 head", "mgk, 1 head"]
+    softmax, smgk, _ = table.rows
+    values = [
+        sum(item.test for item in records if item.cell.model == SOFTMAX and item.cell.seed == s) / 3 for s in range(3)
+    ]
+    average = softmax.entries["average"]
+    assert average.values == pytest.approx(values, abs=1e-4)
+    assert (average.mean, average.paper) == (pytest.approx(sum(values) / 3), 60.25)
+    assert softmax.entries["text"].difference is None
+    assert smgk.reference == "softmax, 2 heads"
+    difference = smgk.entries["listops"].difference
+    assert difference is not None
+    assert (
+        difference.low < 100 * (smgk.entries["listops"].mean - softmax.entries["listops"].mean) / 100 < difference.high
+    )
+    assert header(table)[3:5] == ["ListOps (200 tokens)", "paper"]
+    assert text_rows(table)[0][4] == "36.76"
+    assert len(difference_rows(table)) == 2
+    assert "not the paper's" in " ".join(table.notes)
+    lines = markdown(table).splitlines()
+    assert lines[0].startswith("| model | seeds | parameters | ListOps (200 tokens) | paper |")
+    assert all(line.count("|") == lines[0].count("|") for line in lines[:5])
+
+
+def test_extra_tasks_are_columns_of_ours_once_all_models_have_them():
+    shares = {SOFTMAX: 0.70, SOFTMAX_1: 0.7, MGK: 0.75, SMGK: 0.80}
+    records = table_1(shares, tasks=(*LRA, "image"))
+    table = make_table(EXPERIMENTS["table1"], "laptop", Measured(records))
+    assert table is not None
+    assert table.columns == (*LRA, "image", "average")
+    assert table.labels["image"].endswith(", ours")
+    assert table.rows[0].entries["image"].paper is None
+    assert "--tasks listops,text,retrieval,image" in table.command
+    some = [item for item in records if item.cell.task != "image" or item.cell.model != MGK]
+    table = make_table(EXPERIMENTS["table1"], "laptop", Measured(some))
+    assert table is not None
+    assert "image" not in table.columns
+
+
+def test_language_rows_stand_beside_the_papers_with_four_times_the_heads():
+    records, _ = everything()
+    table = make_table(EXPERIMENTS["table3"], "laptop", Measured(records))
+    assert table is not None
+    assert table.columns == ("validation", "test")
+    row = next(row for row in table.rows if row.model == "mgk, 1 head")
+    assert row.paper_model == "mgk, 4 heads"
+    assert row.entries["test"].paper == 34.21
+    assert row.entries["validation"].paper == 33.28
+    assert any("WikiText-103" in note for note in table.notes)
+
+
+def test_cells_of_different_recipes_are_noted():
+    records = table_1({SOFTMAX: 0.7, MGK: 0.8}, seeds=1, tasks=("text",))
+    training = records[0].recipe.training.model_copy(update={"max_steps": 9})
+    records[0] = replace(records[0], recipe=records[0].recipe.model_copy(update={"training": training}))
+    table = make_table(EXPERIMENTS["table1"], "laptop", Measured(records))
+    assert table is not None
+    assert any("different recipes" in note for note in table.notes)
+
+
+def test_verdicts_as_data_have_no_infinity():
+    records = [record("wikitext-2", model, 0, perplexity=150.0) for model in (SOFTMAX, MGK)]
+    data = verdicts_json(findings(*records))
+    assert json.loads(json.dumps(data, allow_nan=False)) == data
