@@ -38,22 +38,26 @@ def inputs_of(variant: str, seed: int) -> dict[str, Tensor]:
     return inputs | {"key": normal(*per_token), "shifts": normal(1, MIXTURES, HEAD_DIM)}
 
 
-def run(variant: str, e_step: str, backend: str, inputs: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+def run(
+    variant: str, e_step: str, is_causal: bool, backend: str, inputs: dict[str, Tensor], dtype: torch.dtype
+) -> dict[str, Tensor]:
     """The output and every gradient."""
     leaves = {name: x.to(dtype).requires_grad_() for name, x in inputs.items() if name != "upstream"}
-    out = FUNCTIONS[variant](**leaves, e_step=e_step, backend=backend)  # type: ignore[operator]
+    out = FUNCTIONS[variant](**leaves, e_step=e_step, is_causal=is_causal, backend=backend)  # type: ignore[operator]
     gradients = torch.autograd.grad(out, list(leaves.values()), inputs["upstream"].to(dtype))
     found = {"output": out.detach(), **dict(zip(leaves, gradients, strict=True))}
     return found if e_step == "soft" else {"output": found["output"]}
 
 
-def errors_of(variant: str, e_step: str, backend: str, seeds: int) -> dict[str, dict[str, float | int]]:
+def errors_of(
+    variant: str, e_step: str, is_causal: bool, backend: str, seeds: int
+) -> dict[str, dict[str, float | int]]:
     """For the output and every gradient the largest error over the seeds, its root mean square and how many pass."""
     errors: dict[str, list[float]] = {}
     for seed in range(seeds):
         inputs = inputs_of(variant, seed)
-        truth = run(variant, e_step, "reference", inputs, torch.float64)
-        for name, x in run(variant, e_step, backend, inputs, torch.float32).items():
+        truth = run(variant, e_step, is_causal, "reference", inputs, torch.float64)
+        for name, x in run(variant, e_step, is_causal, backend, inputs, torch.float32).items():
             error = (x.double() - truth[name]).abs().max() / max(1.0, truth[name].abs().max().item())
             errors.setdefault(name, []).append(error.item())
     return {
@@ -79,17 +83,18 @@ def main() -> int:
     rows = []
     all_threads = torch.get_num_threads()
     backends = [name for name, status in mgk.available_backends().items() if status == "ready"]
-    for threads, variant, e_step, backend in product({1, all_threads}, FUNCTIONS, ("soft", "hard"), backends):
+    options_of = product({1, all_threads}, FUNCTIONS, ("soft", "hard"), (False, True), backends)
+    for threads, variant, e_step, is_causal, backend in options_of:
         if e_step == "hard" and backend == "sdpa":
             continue
         torch.set_num_threads(threads)
-        errors = errors_of(variant, e_step, backend, options.seeds)
-        rows.append({"threads": threads, "variant": variant, "e_step": e_step, "backend": backend, "errors": errors})
+        errors = errors_of(variant, e_step, is_causal, backend, options.seeds)
+        case = {"threads": threads, "variant": variant, "e_step": e_step, "causal": is_causal, "backend": backend}
+        rows.append({**case, "errors": errors})
         name, worst = max(errors.items(), key=lambda item: item[1]["largest"])
         above = sum(found["above"] for found in errors.values())
-        print(
-            f"{threads} threads, {variant} {e_step} {backend}: largest {worst['largest']:.1e} ({name}), {above} above"
-        )
+        words = f"{threads} threads, {variant} {e_step}{' causal' if is_causal else ''} {backend}"
+        print(f"{words}: largest {worst['largest']:.1e} ({name}), {above} above")
     if options.json is not None:
         sizes = {"length": LENGTH, "head_dim": HEAD_DIM, "mixtures": MIXTURES, "seeds": options.seeds, "bound": BOUND}
         write_json(options.json, {"benchmark": "precision", **sizes, "rows": rows, "machine": asdict(describe())})

@@ -1,6 +1,8 @@
 """What the documents say is true: the examples run, and the names and files they cite exist."""
 
+import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +20,20 @@ def test_the_examples_of_the_readme_run(tmp_path):
         script = tmp_path / f"block_{number}.py"
         script.write_text(block)
         subprocess.run([sys.executable, str(script)], check=True, capture_output=True, timeout=300)
+
+
+def test_the_commands_of_the_readme_run(tmp_path):
+    """As they stand there, on made-up samples."""
+    blocks = re.findall(r"```\n(mgk .*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    commands = [shlex.split(part) for block in blocks for line in block.splitlines() for part in line.split("&&")]
+    assert {command[1] for command in commands} >= {"compare", "train", "eval"}
+    folder = next(command[2] for command in commands if command[1] == "eval")
+    smaller = {"compare": ["--preset", "smoke", "--seeds", "1"], "train": ["--preset", "smoke", "--out", folder]}
+    environment = {**os.environ, "MGK_DATA": str(tmp_path / "data")}
+    for _, verb, *options in commands:
+        line = [sys.executable, "-m", "mgk", verb, *options, *smaller.get(verb, [])]
+        done = subprocess.run(line, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
 
 
 def test_the_examples_of_the_models_run(tmp_path):

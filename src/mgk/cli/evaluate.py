@@ -52,8 +52,9 @@ def evaluate(
         from mgk.bench.json_file import write_json
         from mgk.cli.progress import progress
         from mgk.training.evaluation import evaluate as measure
+        from mgk.training.run import quiet
 
-        with progress(f"eval {split}") as on_step:
+        with quiet(), progress(f"eval {split}") as on_step:
             found = measure(
                 run,
                 split=split,

@@ -10,6 +10,8 @@ EStep = Literal["soft", "hard"]
 
 # Stands for log 0 where -inf would make inf - inf or 0 * inf.
 LOG_ZERO = -1e30
+# Scores of this size are rounded by a millionth: a centre that saves no more is not worth having.
+SMALL_SCORE = 16.0
 
 
 class Call(NamedTuple):
@@ -104,16 +106,27 @@ class Call(NamedTuple):
 
         Any c gives the same scores, so no gradient needs to flow through it; one amid the keys keeps them precise.
         Under causality it is the first key that takes part: no later one, however large, touches an earlier output.
+        Near 0 that key is no better a centre than 0 itself, and a worse one than the mean: 0 it is.
         """
         keys = self.keys.detach()
         if self.log_prior is None or self.log_prior.shape[3] == 1:
             keys = keys[:, :, :, :1] if self.is_causal else keys
-            return keys.mean((2, 3)).unsqueeze(2)
+            return self._unless_near_zero(keys.mean((2, 3)).unsqueeze(2))
         alive = (self.log_prior > -torch.inf).any(2).expand(*keys.shape[:2], -1)  # (B, H, S)
         if self.is_causal:
             alive = alive & (alive.cumsum(-1) == 1)
         count = alive.sum(-1).clamp_min(1)[:, :, None, None]
-        return keys.mean(2).masked_fill(~alive.unsqueeze(-1), 0.0).sum(2, keepdim=True) / count
+        return self._unless_near_zero(keys.mean(2).masked_fill(~alive.unsqueeze(-1), 0.0).sum(2, keepdim=True) / count)
+
+    def _unless_near_zero(self, centre: Tensor) -> Tensor:
+        """A first key as it is, or 0 where the scores |k|^2 / (2 sigma^2) that it would take away are a few."""
+        if not self.is_causal:
+            return centre
+        sigma2 = self.variance
+        if isinstance(sigma2, Tensor):
+            sigma2 = sigma2.detach().mean((2, 3), keepdim=True)
+        is_far = centre.square().sum(-1, keepdim=True) > 2 * SMALL_SCORE * sigma2
+        return centre.where(is_far, 0.0)
 
     def with_expanded_keys(self) -> "Call":
         """The same call with the shifts added to the keys: k_jr = k_j + b_r."""

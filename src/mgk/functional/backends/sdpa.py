@@ -73,10 +73,12 @@ def _is_softmax(call: Call) -> bool:
 def _near_zero(call: Call, form: Bilinear) -> Bilinear:
     """The form less log sum_jr exp(column_jr): the kernels save a log-sum-exp in float32, which is finer near 0.
 
-    Under causality less log(M S): no later key, however large, touches an earlier output.
+    Under causality less the first key's column and log(M S) / 2, so that no later key touches an earlier output.
     """
     if call.is_causal:
-        return form._replace(column=form.column - math.log(call.num_mixtures * call.num_keys))
+        first = form.column.detach()[..., :1].amax(2, keepdim=True)
+        level = first.where(first > LOG_ZERO, 0.0) + math.log(call.num_mixtures * call.num_keys) / 2
+        return form._replace(column=form.column - level)
     level = form.column.detach().clamp_min(LOG_ZERO).logsumexp((2, 3), keepdim=True)
     return form._replace(column=form.column - level)
 
