@@ -1,6 +1,8 @@
 """Run by torchrun: trains models sharded by ``fully_shard`` and prints the losses, as JSON, on the first rank."""
 
 import json
+import os
+import sys
 
 import torch
 from torch import distributed
@@ -67,7 +69,10 @@ def main() -> None:
             found[f"{head.__name__}-{attention}-{prior}"] = losses(model, rank, world_size)
     if rank == 0:
         print(json.dumps(found))
+    distributed.barrier()
     distributed.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)  # threads of torch's that are still winding down sometimes abort an orderly exit
 
 
 if __name__ == "__main__":
