@@ -7,6 +7,7 @@
 
 constexpr int64_t QUERIES = 64;
 constexpr int64_t KEYS = 64;
+constexpr int64_t LINES = 8;  // of scores, whose gradients are summed up before they are added to others
 // exp(-60): a rank-M factor this small still leaves float32 all its digits; beyond, exponents are added instead.
 constexpr double LARGEST_SPREAD = 60.0 * 1.4426950408889634;
 constexpr double LOG2_E = 1.4426950408889634;
@@ -469,8 +470,11 @@ struct Kernel {
         Tile(const Kernel& k)
             : scores(k.M * QUERIES * KEYS), d_weights(QUERIES * KEYS), weights(QUERIES * KEYS), values_t(k.E * KEYS),
               keys(k.sources * KEYS * k.feature_stride), d_keys(k.sources * KEYS * k.feature_stride),
-              d_values(KEYS * k.value_stride), d_columns(k.M * KEYS), d_columns_of_tile(k.M * KEYS) {}
-        Buffer<T> scores, d_weights, weights, values_t, keys, d_keys, d_values, d_columns, d_columns_of_tile;
+              d_values(KEYS * k.value_stride), d_columns(k.M * KEYS), d_columns_of_tile(k.M * KEYS),
+              d_columns_of_lines(k.M * KEYS) {}
+        Buffer<T> scores, d_weights, weights, values_t, keys, d_keys, d_values;
+        // Sums of sums of short sums: a shared prior's gradient adds up the rounding of every column.
+        Buffer<T> d_columns, d_columns_of_tile, d_columns_of_lines;
     };
 
     void backward_range(int64_t pair, int64_t first_tile, int64_t last_tile, const T* query, const T* grad,
@@ -480,7 +484,8 @@ struct Kernel {
             const int64_t first = tile * KEYS, count = min_of(KEYS, S - first);
             std::memset(t.d_keys.data, 0, sources * KEYS * feature_stride * sizeof(T));
             std::memset(t.d_values.data, 0, KEYS * value_stride * sizeof(T));
-            std::memset(t.d_columns.data, 0, M * KEYS * sizeof(T));
+            for (const auto* sums : {&t.d_columns, &t.d_columns_of_tile, &t.d_columns_of_lines})
+                std::memset(sums->data, 0, M * KEYS * sizeof(T));
             if (alive.data[index(pair, tile)]) {
                 transpose_rows(static_cast<const T*>(p.value) + (pair * S + first) * E, count, E, T(1), t.values_t.data);
                 for (int64_t r = 0; r < sources; ++r)
@@ -489,11 +494,8 @@ struct Kernel {
                 for (int64_t q = 0; q < query_tiles; ++q) {
                     const Rows rows = rows_of(pair, q);
                     if (skips(rows, tile)) continue;
-                    // short sums first: a shared prior's gradient adds up the rounding of every column
-                    std::memset(t.d_columns_of_tile.data, 0, M * KEYS * sizeof(T));
                     backward_tile(t, rows, tile, query, grad, delta, d_query, d_row);
-                    for (int64_t x = 0; x < M * KEYS; x += W)
-                        store<T>(t.d_columns.data + x, load<T>(t.d_columns.data + x) + load<T>(t.d_columns_of_tile.data + x));
+                    move_sums(t.d_columns_of_tile.data, t.d_columns.data);
                 }
             }
             for (int64_t r = 0; r < sources; ++r)
@@ -506,6 +508,14 @@ struct Kernel {
             for (int64_t r = 0; r < M; ++r)
                 std::memcpy(static_cast<T*>(p.d_column) + (pair * M + r) * S + first, t.d_columns.data + r * KEYS,
                             count * sizeof(T));
+        }
+    }
+
+    // Adds the sums over columns to those of a higher level, and begins anew.
+    void move_sums(T* from, T* to) const {
+        for (int64_t x = 0; x < M * KEYS; x += W) {
+            store<T>(to + x, load<T>(to + x) + load<T>(from + x));
+            store<T>(from + x, V{});
         }
     }
 
@@ -537,6 +547,7 @@ struct Kernel {
                 soft_line(t, rows, i, components, peak[i], delta[rows.first + i], d_row);
             if (p.drop_below)
                 for (int64_t v = 0; v < VECTORS; ++v) store<T>(w + v * W, load<T>(w + v * W) * load<T>(kept + v * W));
+            if (i % LINES == LINES - 1 || i == rows.count - 1) move_sums(t.d_columns_of_lines.data, t.d_columns_of_tile.data);
         }
         // dv_j = sum_i (sum_r P_ijr) g_i
         product<T>(KEYS, value_stride, rows.count, t.weights.data, 1, KEYS, g, value_stride, t.d_values.data,
@@ -570,7 +581,7 @@ struct Kernel {
                 const V ds = weight * d;
                 all += weight;
                 store<T>(x, ds);
-                T* column = t.d_columns_of_tile.data + r * KEYS + v * W;
+                T* column = t.d_columns_of_lines.data + r * KEYS + v * W;
                 store<T>(column, load<T>(column) + ds);
             }
             store<T>(t.weights.data + i * KEYS + v * W, all);
@@ -592,7 +603,7 @@ struct Kernel {
                 const V mine = wins ? ds : V{};
                 ds = wins ? V{} : ds;
                 store<T>(x, mine);
-                T* column = t.d_columns_of_tile.data + r * KEYS + v * W;
+                T* column = t.d_columns_of_lines.data + r * KEYS + v * W;
                 store<T>(column, load<T>(column) + mine);
             }
         }
@@ -612,7 +623,7 @@ struct Kernel {
                 const V mine = wins ? ds : V{};
                 ds = wins ? V{} : ds;
                 row_sums[r] += mine;
-                T* column = t.d_columns_of_tile.data + r * KEYS + v * W;
+                T* column = t.d_columns_of_lines.data + r * KEYS + v * W;
                 store<T>(column, load<T>(column) + mine);
             }
         }
@@ -643,7 +654,7 @@ struct Kernel {
             for (int64_t r = 0; r < M; ++r) {
                 const V dw = d * load<T>(w + r * KEYS + v * W);
                 row_sums[r] += dw;
-                T* column = t.d_columns_of_tile.data + r * KEYS + v * W;
+                T* column = t.d_columns_of_lines.data + r * KEYS + v * W;
                 store<T>(column, load<T>(column) + dw * u[r]);
             }
         }

@@ -1,5 +1,5 @@
-// C = start + A B for the small matrices of a tile, where start is a row added to every row; when null, C += A B, the
-// product summed up first: short sums are more precise, and a shared prior's gradient adds up what they err.
+// C = start + A B for the small matrices of a tile, where start is a row added to every row; when null, C += A B. The
+// product is summed up first: while a sum is small its rounding is too, and a shared prior's gradient adds up what all err.
 // A is read element by element, by any strides; rows of B and C are vectors.
 
 template <typename T, int ROWS, int VECTORS>
@@ -10,7 +10,7 @@ inline void block_product(int64_t depth, const T* a, int64_t a_row, int64_t a_st
 #pragma GCC unroll 16
     for (int i = 0; i < ROWS; ++i)
 #pragma GCC unroll 4
-        for (int v = 0; v < VECTORS; ++v) sums[i][v] = start ? load<T>(start + v * W) : Vec<T>{};
+        for (int v = 0; v < VECTORS; ++v) sums[i][v] = Vec<T>{};
     for (int64_t k = 0; k < depth; ++k) {
         Vec<T> row[VECTORS];
 #pragma GCC unroll 4
@@ -27,7 +27,7 @@ inline void block_product(int64_t depth, const T* a, int64_t a_row, int64_t a_st
 #pragma GCC unroll 4
         for (int v = 0; v < VECTORS; ++v) {
             T* to = c + i * ldc + v * W;
-            store<T>(to, start ? sums[i][v] : load<T>(to) + sums[i][v]);
+            store<T>(to, load<T>(start ? start + v * W : to) + sums[i][v]);
         }
 }
 

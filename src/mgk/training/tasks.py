@@ -76,10 +76,16 @@ class TaskData:
         return Collator(self.manifest.facts["pad_id"])
 
     def split(self, name: str) -> Dataset[Batch]:
-        """The examples of a split, as many as the recipe says."""
+        """The examples of a split, as many as the recipe says.
+
+        Fewer than all are spread evenly over the split, as sets often come class by class; of running text, the first.
+        """
         data = load(self.task.name, name, folder=self.folder, max_length=self.max_length, colour=self.section.colour)
         limit = getattr(self.section, f"{name}_examples")
-        return data if limit is None else Subset(data, range(min(limit, len(data))))
+        if limit is None or limit >= len(data):
+            return data
+        chosen = range(limit) if self.is_language else [number * len(data) // limit for number in range(limit)]
+        return Subset(data, chosen)
 
     def tokenizer(self) -> PreTrainedTokenizerFast | None:
         """The tokenizer of its texts; None for images."""
