@@ -71,6 +71,19 @@ def test_one_seed_of_numbers_tells_nothing_about_luck():
     assert several.high < 0
 
 
+def test_three_seeds_that_agree_are_as_uncertain_as_their_examples_and_no_more():
+    generator = np.random.default_rng(0)
+    one = generator.random(400) < 0.7
+    alone, thrice = paired_difference(one, ~one), paired_difference([one] * 3, [~one] * 3)
+    assert thrice.difference == alone.difference
+
+
+def test_seeds_that_disagree_are_trusted_no_more_than_three_numbers_are():
+    by_seed = np.repeat([[0.5], [0.6], [0.7]], 1000, axis=1) > np.linspace(0, 1, 1000)
+    found = paired_difference(by_seed, np.repeat([[0.5]] * 3, 1000, axis=1) > np.linspace(0, 1, 1000)).difference
+    assert found.high - found.estimate > 4.303 * 0.1 / 3**0.5  # Student's t of two degrees of freedom
+
+
 @pytest.mark.parametrize(
     ("call", "reason"),
     [

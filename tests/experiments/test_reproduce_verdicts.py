@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_up_results import MGK, SMGK, SOFTMAX, everything, inside, record
 
-from mgk.analysis.statistics import Interval
+from mgk.analysis.statistics import Interval, student_interval
 from mgk.experiments.catalogue import EXPERIMENTS
 from mgk.experiments.cells import Model
 from mgk.experiments.claims import CLAIMS, has_learned, verdicts, verdicts_json
-from mgk.experiments.differences import Measured, between_samples, mean_of, student_interval
+from mgk.experiments.differences import Measured, between_samples, mean_of
 from mgk.experiments.paper import LRA
 from mgk.experiments.tables import difference_rows, header, make_table, markdown, text_rows
 from mgk.experiments.verdicts import CONFIRMED, CONTRADICTED, NOT_MEASURED, NOT_SEEN, Findings, judge

@@ -1,13 +1,16 @@
 """How sure a measured accuracy is, and a difference between two models that saw the same examples."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from math import comb, sqrt
-from statistics import NormalDist
+from math import comb, hypot, inf, sqrt
+from statistics import NormalDist, fmean, stdev
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 _Z95 = NormalDist().inv_cdf(0.975)
+# Student's t, 97.5%, by degrees of freedom.
+_T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 
 
 @dataclass(frozen=True)
@@ -50,37 +53,51 @@ def wilson_interval(correct: int, total: int) -> Interval:
     return Interval(p, max(0.0, centre - reach), min(1.0, centre + reach))
 
 
-def mean_accuracy(correct: ArrayLike, *, resamples: int = 10_000) -> Interval:
-    """The accuracy over seeds and examples: Wilson's interval for one seed, the bootstrap's over both for several.
+def student_interval(values: Sequence[float]) -> Interval:
+    """[m - t s / sqrt(n), m + t s / sqrt(n)] of a mean m, by Student's t with n - 1 degrees of freedom.
+
+    For a few numbers, one a seed, where a bootstrap would be too sure, as it never leaves what was seen. One number
+    alone tells no interval: it is unbounded.
+    """
+    mean = fmean(values)
+    if len(values) == 1:
+        return Interval(mean, -inf, inf)
+    free = len(values) - 1
+    t = _T95[free - 1] if free <= len(_T95) else _Z95 + 2.5 / free
+    reach = t * stdev(values) / sqrt(len(values))
+    return Interval(mean, mean - reach, mean + reach)
+
+
+def mean_accuracy(correct: ArrayLike) -> Interval:
+    """The accuracy over seeds and examples: Wilson's interval for one seed, for several as of a paired difference.
 
     Args:
         correct: (seeds, examples), whether each model has each example right.
-        resamples: of the bootstrap.
     """
     table = _table("correct", correct)
     if len(table) == 1:
         return wilson_interval(int(table.sum()), table.size)
-    return _bootstrap(table, resamples)
+    return _of_seeds_and_examples(table)
 
 
-def paired_difference(candidate: ArrayLike, baseline: ArrayLike, *, resamples: int = 10_000) -> PairedDifference:
+def paired_difference(candidate: ArrayLike, baseline: ArrayLike) -> PairedDifference:
     """Compare two kinds of models example by example.
 
-    The interval is that of a bootstrap which draws seeds and examples, both with replacement and the same ones for
-    both kinds: it covers the luck of the test set and, with several seeds, that of training. Each model is paired with
-    the one of the same seed, which saw the same data in the same order.
+    The interval is m -+ sqrt((t s / sqrt(n))^2 + (z e / sqrt(k))^2): s is the standard deviation of the n seeds'
+    differences, t Student's; e that of the k examples' differences, z the normal law's. It covers the luck of training,
+    with several seeds, and that of the test set. Each model is paired with the one of the same seed, which saw the same
+    data in the same order.
 
     Args:
         candidate: (seeds, examples), whether each model has each example right.
         baseline: the same for the other kind.
-        resamples: of the bootstrap.
     """
     ours, theirs = _table("candidate", candidate), _table("baseline", baseline)
     if ours.shape != theirs.shape:
         raise ValueError(f"candidate and baseline must have one shape, got {ours.shape} and {theirs.shape}")
     gained, lost = int((ours & ~theirs).sum()), int((theirs & ~ours).sum())
     return PairedDifference(
-        difference=_bootstrap(ours.astype(np.int8) - theirs.astype(np.int8), resamples),
+        difference=_of_seeds_and_examples(ours.astype(np.int8) - theirs.astype(np.int8)),
         gained=gained,
         lost=lost,
         p_value=mcnemar(gained, lost),
@@ -97,32 +114,23 @@ def mcnemar(gained: int, lost: int) -> float:
     return min(1.0, 2 * sum(comb(total, k) for k in range(fewer + 1)) / 2**total)
 
 
-def mean_difference(candidate: ArrayLike, baseline: ArrayLike, *, resamples: int = 10_000) -> Interval:
-    """The mean difference of two lists of numbers, one a seed, paired by seed; its 95% interval by the bootstrap.
-
-    With one seed there is no telling: the interval is then unbounded.
-    """
-    ours, theirs = np.asarray(candidate, np.float64), np.asarray(baseline, np.float64)
-    if ours.shape != theirs.shape or ours.ndim != 1 or not len(ours):
-        raise ValueError(f"candidate and baseline must be two lists of one length, got {ours.shape}, {theirs.shape}")
-    if len(ours) == 1:
-        return Interval(float(ours[0] - theirs[0]), -np.inf, np.inf)
-    return _bootstrap((ours - theirs)[:, None], resamples)
+def mean_difference(candidate: Sequence[float], baseline: Sequence[float]) -> Interval:
+    """The mean difference of two lists of numbers, one a seed, paired by seed; its 95% interval by Student's t."""
+    if len(candidate) != len(baseline) or not len(candidate):
+        raise ValueError(
+            f"candidate and baseline must be two lists of one length, got {len(candidate)} and {len(baseline)} numbers"
+        )
+    return student_interval([ours - theirs for ours, theirs in zip(candidate, baseline, strict=True)])
 
 
-def _bootstrap(table: NDArray[np.generic], resamples: int) -> Interval:
-    """The mean of (seeds, examples) with the 95% of its resampled means; always the same draws."""
-    seeds, examples = table.shape
+def _of_seeds_and_examples(table: NDArray[np.generic]) -> Interval:
+    """The mean of (seeds, examples), with what both are uncertain by."""
     values = table.astype(np.float64)
-    generator = np.random.Generator(np.random.PCG64(0))
-    means = np.empty(resamples)
-    for place in range(resamples):
-        # Counts of how often each row and column is drawn: a product instead of a copy of the table.
-        rows = np.bincount(generator.integers(seeds, size=seeds), minlength=seeds)
-        columns = np.bincount(generator.integers(examples, size=examples), minlength=examples)
-        means[place] = rows @ values @ columns / values.size
-    low, high = np.quantile(means, [0.025, 0.975])
-    return Interval(float(values.mean()), float(low), float(high))
+    seeds, examples = values.shape
+    mean, reach = float(values.mean()), _Z95 * float(values.mean(0).std()) / sqrt(examples)
+    if seeds > 1:
+        reach = hypot(reach, student_interval(values.mean(1).tolist()).high - mean)
+    return Interval(mean, mean - reach, mean + reach)
 
 
 def _table(name: str, values: ArrayLike) -> NDArray[np.bool_]:

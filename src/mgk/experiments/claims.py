@@ -11,11 +11,11 @@ from statistics import fmean
 from typing import Any
 
 from mgk.analysis import cost
-from mgk.analysis.statistics import Interval
+from mgk.analysis.statistics import Interval, student_interval
 from mgk.experiments.catalogue import EXPERIMENTS
 from mgk.experiments.cells import Model
 from mgk.experiments.costs import HALVED, sizes_of_paper
-from mgk.experiments.differences import between_samples, mean_of, pooled, student_interval
+from mgk.experiments.differences import between_samples, mean_of, pooled
 from mgk.experiments.paper import LRA
 from mgk.experiments.records import Record
 from mgk.experiments.verdicts import (

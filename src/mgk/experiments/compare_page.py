@@ -211,7 +211,7 @@ def _paired_table(comparison: Comparison) -> Markup:
     seeds = "" if len(comparison.seeds) == 1 else " and seeds"
     caption = (
         f"Every model answers the same {comparison.test_examples:,} test examples, so they are compared example by"
-        f" example: the difference in points, its 95% interval by a bootstrap over examples{seeds}, the answers that"
+        f" example: the difference in points, its 95% interval over examples{seeds}, the answers that"
         " only one of the two has right, and how likely so uneven a split is by luck (McNemar's exact test, which"
         " takes the examples as all that varies)."
     )

@@ -6,14 +6,9 @@ from functools import lru_cache
 from math import inf, isfinite, sqrt
 from statistics import fmean, stdev
 
-from mgk.analysis.statistics import Interval, paired_difference
+from mgk.analysis.statistics import Interval, paired_difference, student_interval
 from mgk.experiments.cells import Model
 from mgk.experiments.records import Record
-
-# Of the bootstrap: a page has a hundred intervals, and more draws change their ends by hundredths of a point.
-_RESAMPLES = 4000
-# Student's t, 97.5%, by degrees of freedom.
-_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 
 
 @dataclass(frozen=True)
@@ -63,29 +58,14 @@ class Measured:
 
 @lru_cache(maxsize=4096)
 def _of_answers(candidate: tuple[tuple[bool, ...], ...], baseline: tuple[tuple[bool, ...], ...]) -> Interval:
-    """In points of accuracy, by the bootstrap over seeds and examples."""
-    found = paired_difference(candidate, baseline, resamples=_RESAMPLES).difference
+    """In points of accuracy."""
+    found = paired_difference(candidate, baseline).difference
     return Interval(100 * found.estimate, 100 * found.low, 100 * found.high)
 
 
 def _of_perplexities(candidate: Sequence[float], baseline: Sequence[float]) -> Interval:
     """In per cent of the baseline's: 100 (1 - candidate / baseline), seed by seed."""
     return student_interval([100 * (1 - c / b) for c, b in zip(candidate, baseline, strict=True)])
-
-
-def student_interval(values: Sequence[float]) -> Interval:
-    """[m - t s / sqrt(n), m + t s / sqrt(n)] of a mean m, by Student's t with n - 1 degrees of freedom.
-
-    For a few numbers, one a seed, where a bootstrap would be too sure, as it never leaves what was seen. One number
-    alone tells no interval: it is unbounded.
-    """
-    mean = fmean(values)
-    if len(values) == 1:
-        return Interval(mean, -inf, inf)
-    free = len(values) - 1
-    t = _T[free - 1] if free <= len(_T) else 1.96 + 2.5 / free
-    reach = t * stdev(values) / sqrt(len(values))
-    return Interval(mean, mean - reach, mean + reach)
 
 
 def mean_of(differences: Sequence[Interval]) -> Interval:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
+from mgk.experiments.bench_tables import bench_parts
 from mgk.experiments.catalogue import EXPERIMENTS
 from mgk.experiments.claims import CLAIMS, verdicts
 from mgk.experiments.drawing import draw
@@ -69,6 +70,7 @@ def _makers(outputs: Outputs, results: str) -> Mapping[str, Callable[[], str]]:
         "verdicts": partial(_verdicts, outputs, results),
         "measured": partial(_measured, outputs),
         "summary": partial(_summary, outputs, results),
+        **bench_parts(outputs.bench, results),
     }
     for experiment in EXPERIMENTS.values():
         make = _table if experiment.kind == "table" else _figure

@@ -2,9 +2,10 @@
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from mgk.experiments.bench_tables import BENCH, Bench, read_bench
 from mgk.experiments.catalogue import EXPERIMENTS, Experiment
 from mgk.experiments.cells import Cell, Model, changes
 from mgk.experiments.claims import verdicts_json
@@ -33,6 +34,7 @@ class Outputs:
         tables: by experiment, those that something was measured for.
         figures: likewise.
         others: records of no experiment, of a folder of runs.
+        bench: the files of the benchmarks, by name.
     """
 
     findings: Findings
@@ -40,6 +42,7 @@ class Outputs:
     tables: dict[str, Table]
     figures: dict[str, Figure]
     others: tuple[Record, ...] = ()
+    bench: Bench = field(default_factory=dict)
 
 
 def inside_path(results: Results, cell: Cell) -> Path:
@@ -94,7 +97,8 @@ def gather(results: Results, preset: str, *, records: Sequence[Record] | None = 
                 tables[experiment.id] = table
         elif (figure := make_figure(experiment, findings)) is not None:
             figures[experiment.id] = figure
-    return Outputs(findings, tuple(mine), tables, figures, tuple(record for record in found if record not in mine))
+    others = tuple(record for record in found if record not in mine)
+    return Outputs(findings, tuple(mine), tables, figures, others, read_bench(results.folder / BENCH))
 
 
 def write_outputs(outputs: Outputs, results: Results, experiments: Iterable[Experiment]) -> list[Path]:

@@ -198,8 +198,8 @@ def difference_caption(table: Table) -> str:
     """What the differences are."""
     if table.metric == "accuracy":
         return (
-            "Differences in points of accuracy, above 0 where the model is better, with the 95% interval of a bootstrap"
-            " over seeds and test examples; models are paired by seed and example."
+            "Differences in points of accuracy, above 0 where the model is better, with a 95% interval that covers the"
+            " luck of seeds, by Student's t, and of test examples; models are paired by seed and example."
         )
     return (
         "Differences in per cent of the baseline's perplexity, above 0 where the model is better, with the 95% interval"
