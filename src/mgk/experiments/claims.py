@@ -161,21 +161,25 @@ def _throughout(findings: Findings) -> Iterator[Evidence]:
 
 def _curves(findings: Findings, task: str, candidate: Model, baseline: Model) -> Evidence:
     names = f"{candidate.title} against {baseline.title}"
-    ours, theirs = (mean_curve(findings.measured.of(task, model)) for model in (candidate, baseline))
-    steps = sorted(ours.keys() & theirs.keys())
-    if not steps:
+    ours, theirs = (_by_seed(findings.measured.of(task, model)) for model in (candidate, baseline))
+    seeds = sorted(ours.keys() & theirs.keys())
+    if not seeds:
         return Evidence(NOT_MEASURED, f"{names}: not measured.")
-    ahead = sum(ours[step] > theirs[step] for step in steps)
-    behind = sum(ours[step] < theirs[step] for step in steps)
-    word: Word = CONFIRMED if ahead == len(steps) else CONTRADICTED if behind > len(steps) / 2 else NOT_SEEN
-    return Evidence(word, f"{names}: ahead at {ahead} of {len(steps)} evaluations, behind at {behind}.")
+    steps = set.intersection(*(ours[seed].keys() & theirs[seed].keys() for seed in seeds))
+    intervals = [student_interval([ours[seed][step] - theirs[seed][step] for seed in seeds]) for step in steps]
+    ahead = sum(interval.estimate > 0 for interval in intervals)
+    below = sum(interval.high < 0 for interval in intervals)
+    word: Word = CONFIRMED if ahead == len(steps) else CONTRADICTED if below else NOT_SEEN
+    return Evidence(
+        word,
+        f"{names}: ahead at {ahead} of {len(steps)} evaluations by the mean over seeds, behind beyond the luck of seeds"
+        f" at {below}.",
+    )
 
 
-def mean_curve(records: Sequence[Record]) -> dict[float, float]:
-    """The mean over seeds of the metric that is looked at, at the steps that all have."""
-    curves = [dict(record.validation) for record in records]
-    steps = set.intersection(*(set(curve) for curve in curves)) if curves else set()
-    return {step: fmean(curve[step] for curve in curves) for step in sorted(steps)}
+def _by_seed(records: Sequence[Record]) -> dict[int, dict[float, float]]:
+    """The curve of the metric that is looked at, by seed."""
+    return {record.cell.seed: dict(record.validation) for record in records}
 
 
 def _ranks(experiment_id: str) -> Rule:

@@ -47,7 +47,7 @@ def reproduction_page(outputs: Outputs) -> str:
     if missing and outputs.records:
         parts.append(section("Not measured yet", code_block("\n".join(missing))))
     parts.append(section("How this was made", *_origin(outputs)))
-    return page(f"Transformer with a Mixture of Gaussian Keys, reproduced at preset {preset}", parts)
+    return page(f"Improving Transformers with Probabilistic Attention Keys, reproduced at preset {preset}", parts)
 
 
 def _opening(outputs: Outputs) -> list[str]:

@@ -11,8 +11,8 @@ in per cent of the baseline's perplexity, paired by seed.
 - A claim about several pairs of models is confirmed where it is for all of them, contradicted where it is for at least
   one, and not seen otherwise.
 - A claim about costs is a matter of formulas: confirmed or contradicted.
-- "throughout training" is confirmed where the mean curve over seeds is better at every evaluation, contradicted where
-  it is worse at most of them.
+- "throughout training" is confirmed where the mean over seeds is better at every evaluation, contradicted where the 95%
+  interval of the difference, paired by seed, lies below 0 at one of them, and not seen otherwise.
 
 Free of torch.
 """
