@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint format bench sanitize clean
+.PHONY: demo test lint docs format bench sanitize clean
 .DEFAULT_GOAL := test
 
 $(VENV)/.ready: pyproject.toml setup.py $(wildcard src/mgk/csrc/*)
@@ -22,6 +22,9 @@ lint: $(VENV)/.ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+docs: $(VENV)/.ready ## the site, in build/site; any warning fails
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 format: $(VENV)/.ready
 	$(BIN)/ruff check --fix .

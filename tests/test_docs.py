@@ -8,9 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
+
+from mgk.cli.app import app
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def test_the_examples_of_the_readme_run(tmp_path):
@@ -36,13 +39,36 @@ def test_the_commands_of_the_readme_run(tmp_path):
         assert done.returncode == 0, done.stderr
 
 
-def test_the_examples_of_the_models_run(tmp_path):
-    """In one process, in their order: each class goes on with what the examples before it made."""
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/models.md").read_text(), re.DOTALL)
-    assert len(blocks) >= 8
-    script = tmp_path / "models.py"
+@pytest.mark.parametrize(("page", "count"), [("index", 3), ("models", 8), ("data", 2), ("analysis", 3)])
+def test_the_examples_of_a_page_run(page, count, tmp_path):
+    """In one process, in their order: each goes on with what the examples before it made."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / f"docs/{page}.md").read_text(), re.DOTALL)
+    assert len(blocks) >= count
+    script = tmp_path / f"{page}.py"
     script.write_text("\n".join(blocks))
-    subprocess.run([sys.executable, str(script)], check=True, capture_output=True, timeout=300, cwd=tmp_path)
+    environment = {**os.environ, "MGK_DATA": str(tmp_path / "data")}
+    done = subprocess.run(
+        [sys.executable, str(script)], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_commands_that_are_shown_exist_with_their_options(document):
+    """Inline, at the start of a line of a block, or after ``-m``; what stands beside them, in words, is not read."""
+    text = document.read_text()
+    inline = re.findall(r"`mgk ([^`]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+    blocks = "\n".join(re.findall(r"```\w*\n(.*?)```", text, re.DOTALL)).replace("\\\n", " ")
+    shown = re.findall(r"(?:^|-m |&& )mgk ([^&#\n]+?)(?=\s{3}|[&#\n]|$)", blocks, re.MULTILINE)
+    for line in [*inline, *shown]:
+        command, words = get_command(app), line.split()
+        while words and words[0] in getattr(command, "commands", {}):
+            command = command.commands[words.pop(0)]
+        if hasattr(command, "commands") and words and re.fullmatch(r"[a-z][\w-]*", words[0]):
+            raise AssertionError(f"{document.name} shows mgk {line}: there is no verb {words[0]!r}")
+        known = {"--help", "--debug"}.union(*([*p.opts, *p.secondary_opts] for p in command.params))
+        for option in re.findall(r"(?<!\S)\[?(--[a-z][\w-]*)", " ".join(words)):
+            assert option in known, f"{document.name} shows mgk {line}: there is no {option}"
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
@@ -55,9 +81,3 @@ def test_cited_files_and_tests_exist(document):
             assert f"def {test}(" in places[-1].read_text(), f"{document.name} cites {name}::{test}"
     for target in re.findall(r"\]\((?!http)([^)#]+)\)", text):
         assert (document.parent / target).exists(), f"{document.name} links to {target}"
-
-
-def test_the_demo_runs_for_a_few_steps():
-    script = ROOT / "examples/swap_multihead_attention.py"
-    result = subprocess.run([sys.executable, str(script), "--steps", "3"], check=True, capture_output=True, text=True)
-    assert "MixtureAttention smgk, 2 heads" in result.stdout

@@ -54,7 +54,7 @@ def singular_values(weights: Map) -> Numbers:
 
 
 def rank(values: Numbers, threshold: float = THRESHOLD) -> NDArray[np.int64]:
-    """#{k: s_k >= threshold}, of singular values (..., K)."""
+    """How many s_k >= threshold there are, of singular values (..., K)."""
     return (values >= threshold).sum(-1)
 
 

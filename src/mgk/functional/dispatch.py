@@ -22,14 +22,12 @@ def available_backends() -> dict[str, str]:
 def choose(call: Call) -> str:
     """The backend that ``auto`` takes: the first of these that can serve the call.
 
-    ==================================================================  =============
-    a single query without gradients (decoding), where ``cpu`` can       ``cpu``
-    few scores (2^16 at most)                                            ``reference``
-    on the CPU, when the kernels are built and no mask needs a gradient  ``cpu``
-    a single query                                                       ``reference``
-    a soft E-step without dropout, and no mask needs a gradient          ``sdpa``
-    anything else                                                        ``blockwise``
-    ==================================================================  =============
+    - a single query without gradients (decoding), where ``cpu`` can: ``cpu``
+    - few scores (2^16 at most): ``reference``
+    - on the CPU, when the kernels are built and no mask needs a gradient: ``cpu``
+    - a single query: ``reference``
+    - a soft E-step without dropout, and no mask needs a gradient: ``sdpa``
+    - anything else: ``blockwise``
     """
     if cpu.can_decode(call):
         return cpu.NAME

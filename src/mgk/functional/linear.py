@@ -21,10 +21,15 @@ BACKENDS = ("auto", "reference", "blockwise")
 
 
 class LinearState(NamedTuple):
-    """What linear attention remembers of the keys so far; its size does not depend on their number."""
+    """What linear attention remembers of the keys so far; its size does not depend on their number.
 
-    numerator: Tensor  # sum_j phibar_j v_j^T (B, H, F, E)
-    normaliser: Tensor  # sum_j phibar_j (B, H, F)
+    Attributes:
+        numerator: sum_j phibar_j v_j^T (B, H, F, E).
+        normaliser: sum_j phibar_j (B, H, F).
+    """
+
+    numerator: Tensor
+    normaliser: Tensor
 
 
 def linear_mixture_attention(

@@ -19,12 +19,19 @@ VARIANCE_FLOOR = 1e-6
 
 
 class MStep(NamedTuple):
-    """What the M-step makes of the responsibilities (Eq. 11, 13). A component that no query reaches stays as it was."""
+    """What the M-step makes of the responsibilities (Eq. 11, 13). A component that no query reaches stays as it was.
 
-    counts: Tensor  # N_jr (B, H, M, S)
-    prior: Tensor  # pi_jr = N_jr / sum_r N_jr (B, H, M, S)
-    keys: Tensor  # k_jr^new (B, H, M, S, D)
-    variance: Tensor  # (sigma_jr^2)^new, with the 1/D of an isotropic Gaussian (B, H, M, S)
+    Attributes:
+        counts: N_jr (B, H, M, S).
+        prior: pi_jr = N_jr / sum_r N_jr (B, H, M, S).
+        keys: k_jr^new (B, H, M, S, D).
+        variance: (sigma_jr^2)^new, with the 1/D of an isotropic Gaussian (B, H, M, S).
+    """
+
+    counts: Tensor
+    prior: Tensor
+    keys: Tensor
+    variance: Tensor
 
 
 def refusal(call: Call) -> str | None:

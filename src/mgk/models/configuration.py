@@ -30,7 +30,7 @@ class MgkConfig(PreTrainedConfig):
     Every value is checked when the configuration is made, and again when a model is made of it. Unknown keywords are
     kept as attributes.
 
-    Args:
+    Attributes:
         attention: "softmax", "linear", "mgk", "smgk", "mlk" or "smlk".
         vocab_size: Token ids are 0 to ``vocab_size - 1``.
         hidden_size: Width of the model.
