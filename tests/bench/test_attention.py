@@ -6,6 +6,7 @@ import torch
 
 import mgk
 from mgk.bench import attention, variants
+from mgk.bench.errors import BenchError
 from mgk.bench.report import Report
 from mgk.bench.settings import BACKENDS, PASSES, VARIANTS, Settings
 
@@ -94,10 +95,10 @@ def test_progress_ends_at_its_total_and_threads_are_restored() -> None:
 
 
 def test_nothing_left_to_measure_says_why() -> None:
-    with pytest.raises(attention.BenchError, match="linear by sdpa was not measured: it has no such backend"):
+    with pytest.raises(BenchError, match="linear by sdpa was not measured: it has no such backend"):
         attention.run(replace(SMALL, variants=("linear",), backends=("sdpa",)))
 
 
 def test_too_little_memory_is_a_sentence() -> None:
-    with pytest.raises(attention.BenchError, match="not enough memory"):
+    with pytest.raises(BenchError, match="not enough memory"):
         attention.run(replace(SMALL, length=10**13))

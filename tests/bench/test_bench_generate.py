@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mgk.bench import generate
-from mgk.bench.attention import BenchError
+from mgk.bench.errors import BenchError
 from mgk.bench.generate_settings import VARIANTS, GenerateSettings
 
 SMALL = GenerateSettings(

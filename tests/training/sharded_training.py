@@ -1,8 +1,6 @@
 """Run by torchrun: trains models sharded by ``fully_shard`` and prints the losses, as JSON, on the first rank."""
 
 import json
-import os
-import sys
 
 import torch
 from torch import distributed
@@ -11,6 +9,7 @@ from torch.distributed.tensor import DTensor
 
 from mgk.models import MgkConfig, MgkForCausalLM, MgkForSequenceClassification
 from mgk.nn.statistics import m_step_all
+from mgk.training import ranks
 
 STEPS, BATCH, LENGTH = 4, 4, 10
 CASES = [("softmax", "learned"), ("mgk", "em"), ("smgk", "learned"), ("smlk", "learned")]
@@ -69,11 +68,8 @@ def main() -> None:
             found[f"{head.__name__}-{attention}-{prior}"] = losses(model, rank, world_size)
     if rank == 0:
         print(json.dumps(found))
-    distributed.barrier()
-    distributed.destroy_process_group()
-    sys.stdout.flush()
-    os._exit(0)  # threads of torch's that are still winding down sometimes abort an orderly exit
 
 
 if __name__ == "__main__":
-    main()
+    with ranks.parting():
+        main()

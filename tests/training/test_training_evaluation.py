@@ -1,13 +1,15 @@
 """Figures that do not depend on the batch size, with every example and token in them once."""
 
+import shutil
+
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from training_cases import tiny
 
-from mgk.data.language import sliding_window_loss
+from mgk.data import UsageError, sliding_window_loss
 from mgk.training import RecipeError, TrainingError, evaluate, train
 from mgk.training.evaluation import perplexity
 from mgk.training.generation import generate
@@ -41,18 +43,32 @@ def test_every_token_is_predicted_once(length, window, stride, batch_size):
     assert found.is_whole
 
 
-@given(window=st.integers(1, 60), batch_size=st.integers(1, 50))
-def test_a_stride_of_one_is_the_papers_window(window, batch_size):
-    total, count = sliding_window_loss(losses, TEXT, window=window, batch_size=7)
-    found = perplexity(losses, TEXT, window=window, stride=1, batch_size=batch_size)
-    assert found.tokens == count
-    assert found.loss == pytest.approx(total / count, rel=1e-6)
+@settings(max_examples=20)
+@given(window=st.integers(1, 40), stride=st.integers(1, 40), batch_size=st.integers(1, 50), world=st.integers(1, 3))
+def test_a_token_sees_what_the_stride_leaves_it_and_ranks_add_up(window, stride, batch_size, world):
+    stride = min(stride, window)
+    places = np.arange(1, len(TEXT))  # of the predicted tokens
+    end = len(TEXT) - 1
+    number = np.maximum(0, -(-(places - window) // stride))  # the first window that reaches them
+    starts = np.minimum(number * stride, end - window)
+    truth = sum(
+        float(losses(torch.tensor(TEXT[start:place])[None], torch.tensor(TEXT[place]))[0, -1])
+        for start, place in zip(starts, places, strict=True)
+    )
+    parts = [
+        sliding_window_loss(losses, TEXT, window=window, stride=stride, batch_size=7, rank=rank, world_size=world)
+        for rank in range(world)
+    ]
+    assert sum(count for _, count in parts) == end
+    assert sum(total for total, _ in parts) == pytest.approx(truth, rel=1e-6)
+    found = perplexity(losses, TEXT, window=window, stride=stride, batch_size=batch_size)
+    assert found.loss == pytest.approx(truth / end, rel=1e-6)
 
 
 def test_wrong_windows_are_refused():
-    with pytest.raises(RecipeError, match="the stride must be from 1 to the window's 8 tokens, got 9"):
+    with pytest.raises(UsageError, match="the stride must be from 1 to the window's 8 tokens, got 9"):
         perplexity(losses, TEXT, window=8, stride=9, batch_size=1)
-    with pytest.raises(TrainingError, match="nothing to predict"):
+    with pytest.raises(UsageError, match="nothing to predict"):
         perplexity(losses, TEXT[:1], window=8, stride=1, batch_size=1)
 
 
@@ -95,6 +111,16 @@ def test_what_cannot_be_measured_is_told(runs, tmp_path):
         evaluate(runs / "text", stride=1)
     with pytest.raises(RecipeError, match=r"recipe\.yaml: cannot be read"):
         evaluate(tmp_path)
+
+
+def test_a_damaged_model_is_told(runs, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(runs / "wikitext-2", run)
+    path = run / "model" / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    for use in (evaluate, generate):
+        with pytest.raises(TrainingError, match=r"model: the model cannot be loaded \(.+\)"):
+            use(run)
 
 
 def test_text_is_generated_piece_by_piece(runs):

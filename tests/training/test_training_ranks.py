@@ -6,12 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import failing_rank
 import pytest
 import sharded_training
+import unfinished_collectives
 from training_cases import tiny, trajectory
 
 from mgk.models import MgkForCausalLM, MgkForSequenceClassification
-from mgk.training import read_summary, train
+from mgk.training import evaluate, read_summary, train
 from mgk.training.recipe import write_recipe
 
 
@@ -44,6 +46,29 @@ def test_two_ranks_give_the_losses_of_one_process(tmp_path):
     assert result.stdout.count("model: ") == 1  # the first rank alone speaks
     states = [tmp_path / "two" / "checkpoints" / "step-6" / f"rng_state_{rank}.pth" for rank in range(2)]
     assert states[0].read_bytes() != states[1].read_bytes()  # each rank has dropout of its own
+    result = torchrun("-m", "mgk", "eval", str(tmp_path / "two"), "--json", str(tmp_path / "figures.json"))
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("by segments: ") == 1
+    figures, whole = json.loads((tmp_path / "figures.json").read_bytes()), evaluate(tmp_path / "two")
+    assert figures["examples"] == whole.examples
+    assert figures["loss"] == pytest.approx(whole.loss, abs=1e-5)
+
+
+def test_a_rank_that_fails_alone_ends_all_with_its_sentence(tmp_path):
+    write_recipe(tiny(training__max_steps=2000), tmp_path / "recipe.yaml")
+    arguments = ("train", "--recipe", str(tmp_path / "recipe.yaml"), "--out", str(tmp_path / "run"))
+    result = torchrun(str(Path(failing_rank.__file__)), *arguments)
+    assert result.returncode == 1
+    assert result.stderr.count("mgk: the last rank has failed") == 1
+    assert "this is a bug" not in result.stderr
+    assert "terminate called" not in result.stderr
+    assert (tmp_path / "run" / "checkpoints" / "step-2").is_dir()
+
+
+@pytest.mark.parametrize("kind", ["plain", "sharded"])
+def test_the_interpreter_exits_while_collectives_are_under_way(kind):
+    result = torchrun(str(Path(unfinished_collectives.__file__)), kind)
+    assert result.returncode == 0, result.stderr
 
 
 def test_sharded_models_train_as_unsharded_ones_do():

@@ -8,6 +8,7 @@ import signal
 
 import pytest
 import torch
+from tensorboard.summary.writer.record_writer import RecordWriter
 from training_cases import tiny, trajectory, weights
 
 from mgk.training import (
@@ -156,6 +157,20 @@ def test_a_full_disk_ends_the_run_and_leaves_the_last_checkpoint(tmp_path, monke
             train(tiny(), tmp_path / "run")
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-2"]
     assert train(tiny(), tmp_path / "run", resume=True).steps == 6
+
+
+def test_a_disk_that_fills_up_between_checkpoints_is_one_sentence(tmp_path, monkeypatch, capfd):
+    write = RecordWriter.write
+
+    def full(self, data):
+        if (tmp_path / "run" / "checkpoints" / "step-2").is_dir():
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(self, data)
+
+    monkeypatch.setattr(RecordWriter, "write", full)  # in a thread of TensorBoard's
+    with pytest.raises(TrainingError, match=r"run: No space left on device; the last good checkpoint is .*step-\d+$"):
+        train(tiny(training__max_steps=200), tmp_path / "run")
+    assert capfd.readouterr().err == ""
 
 
 def test_a_loss_that_is_not_finite_names_step_and_module(tmp_path):

@@ -8,16 +8,11 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from mgk.bench import machine, memory, timing, variants
+from mgk.bench.conditions import measuring, usable_device
+from mgk.bench.errors import BenchError
 from mgk.bench.report import YARDSTICK_BACKEND, Report, Row
 from mgk.bench.settings import Passes, Settings
 from mgk.bench.variants import Inputs
-
-# The CPU's allocator raises a plain RuntimeError with one of these in it.
-OUT_OF_MEMORY = ("allocate memory", "Storage size calculation overflowed")
-
-
-class BenchError(RuntimeError):
-    """A benchmark that cannot be run as asked, in a sentence for its user."""
 
 
 @dataclass(frozen=True)
@@ -47,17 +42,8 @@ def run(settings: Settings, on_step: Callable[[int, int], None] = lambda done, t
         BenchError: when the device is missing, the memory does not suffice or nothing is left to measure.
     """
     device = usable_device(settings.device)
-    threads = torch.get_num_threads()
-    if settings.threads is not None:
-        torch.set_num_threads(settings.threads)
-    try:
+    with measuring(settings.threads, smaller="batch or length"):
         return _run(settings, device, on_step)
-    except RuntimeError as error:
-        if isinstance(error, torch.OutOfMemoryError) or any(text in str(error) for text in OUT_OF_MEMORY):
-            raise BenchError("there is not enough memory for these sizes: choose a smaller batch or length") from error
-        raise
-    finally:
-        torch.set_num_threads(threads)
 
 
 def reference_bytes(variant: str, settings: Settings) -> int:
@@ -66,16 +52,6 @@ def reference_bytes(variant: str, settings: Settings) -> int:
     tensors = 3 if variants.BY_NAME[variant].is_linear else 5 + 2 * mixtures
     itemsize = 8 if settings.dtype == "float64" else 4  # half precision is computed in float32
     return tensors * settings.batch * settings.heads * settings.length**2 * itemsize
-
-
-def usable_device(name: str) -> torch.device:
-    """The device of that name; a :class:`BenchError` where this machine has none."""
-    try:
-        device = torch.device(name)
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:  # a torch without CUDA raises AssertionError
-        raise BenchError(f"device {name!r} cannot be used here: {str(error).splitlines()[0]}") from error
-    return device
 
 
 def _run(settings: Settings, device: torch.device, on_step: Callable[[int, int], None]) -> Report:

@@ -12,7 +12,8 @@ from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel, PreTrain
 from transformers.cache_utils import Cache
 
 from mgk.bench import machine, timing
-from mgk.bench.attention import OUT_OF_MEMORY, BenchError, usable_device
+from mgk.bench.conditions import measuring, usable_device
+from mgk.bench.errors import BenchError
 from mgk.bench.generate_settings import GenerateSettings
 from mgk.bench.machine import Machine
 from mgk.models import MgkConfig, MgkForCausalLM
@@ -127,17 +128,8 @@ def run(settings: GenerateSettings, on_step: Callable[[int, int], None] = lambda
     if settings.width % settings.head_dim:
         raise BenchError(f"the width {settings.width} is no multiple of the head width {settings.head_dim}")
     device = usable_device(settings.device)
-    threads = torch.get_num_threads()
-    if settings.threads is not None:
-        torch.set_num_threads(settings.threads)
-    try:
+    with measuring(settings.threads, smaller="batch or prompt"):
         return _run(settings, device, on_step)
-    except RuntimeError as error:
-        if isinstance(error, torch.OutOfMemoryError) or any(text in str(error) for text in OUT_OF_MEMORY):
-            raise BenchError("there is not enough memory for these sizes: choose a smaller batch or prompt") from error
-        raise
-    finally:
-        torch.set_num_threads(threads)
 
 
 def make_model(name: str, settings: GenerateSettings) -> PreTrainedModel:

@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from mgk.bench import machine, timing
-from mgk.bench.attention import OUT_OF_MEMORY, BenchError
+from mgk.bench.conditions import measuring
 from mgk.bench.machine import Machine
 from mgk.bench.train_settings import LENGTHS, TrainSettings
+from mgk.data.batches import StepBatches
 from mgk.data.listops import Shape, generate_block
 from mgk.models import MgkConfig, MgkForSequenceClassification
 from mgk.nn import MixtureAttention
@@ -134,17 +135,8 @@ def run(settings: TrainSettings, on_step: OnStep = lambda done, total: None) -> 
     Raises:
         BenchError: when the memory does not suffice.
     """
-    threads = torch.get_num_threads()
-    if settings.threads is not None:
-        torch.set_num_threads(settings.threads)
-    try:
+    with measuring(settings.threads, smaller="batch"):
         return _run(settings, on_step)
-    except RuntimeError as error:
-        if any(text in str(error) for text in OUT_OF_MEMORY):
-            raise BenchError("there is not enough memory for these sizes: choose a smaller batch") from error
-        raise
-    finally:
-        torch.set_num_threads(threads)
 
 
 def draw_lengths(shape: str, count: int) -> NDArray[np.int64]:
@@ -342,7 +334,6 @@ def _trainer_time(attention: str, heads: int, settings: TrainSettings) -> Traine
 def _both_loops(attention: str, heads: int, settings: TrainSettings, folder: Path, place: str) -> tuple[float, float]:
     # Imported here: training stands above this package and imports from it.
     from mgk.training import train
-    from mgk.training.batches import StepBatches
     from mgk.training.recipe import load_recipe
     from mgk.training.tasks import make_model, open_data
 

@@ -1,7 +1,7 @@
 """``mgk bench``: what attention, generation and training cost on this machine."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -9,6 +9,7 @@ from mgk.bench.generate_settings import VARIANTS as GENERATE_VARIANTS
 from mgk.bench.generate_settings import GenerateSettings
 from mgk.bench.settings import BACKENDS, DEVICES, DTYPES, PASSES, VARIANTS, Passes, Settings
 from mgk.bench.train_settings import SHAPES, TrainSettings
+from mgk.cli.failures import told
 from mgk.cli.options import device as check_device
 from mgk.cli.options import one_of, some_of, split, whole_numbers, writable_file
 
@@ -74,11 +75,6 @@ def attention(
     ] = None,
 ) -> None:
     """Time each variant of attention on each backend, side by side with softmax of twice the heads."""
-    # Imports torch, which takes a second or more: only once the options are known to be right.
-    from mgk.bench import attention as benchmark
-    from mgk.bench.json_file import write_json
-    from mgk.cli.progress import progress
-
     settings = Settings(
         batch=batch,
         heads=heads,
@@ -96,15 +92,15 @@ def attention(
         memory=memory,
         memory_limit_gb=memory_limit,
     )
-    try:
+    with told():
+        # Imports torch, which takes a second or more: only once the options are known to be right.
+        from mgk.bench import attention as benchmark
+        from mgk.cli.progress import progress
+
         with progress("bench attention") as on_step:
             report = benchmark.run(settings, on_step)
         _show(report)
-        if json is not None:
-            write_json(json, report.to_json())
-    except (benchmark.BenchError, OSError) as error:
-        typer.echo(f"mgk: {error}", err=True)
-        raise typer.Exit(1) from None
+        _write(report.to_json(), json)
 
 
 @app.command()
@@ -157,24 +153,14 @@ def generate(
         threads=threads,
         rounds=rounds,
     )
-    try:
+    with told():
         from mgk.bench import generate as benchmark
-    except ImportError as error:  # the extra with transformers is not installed
-        typer.echo(f"mgk: {error}", err=True)
-        raise typer.Exit(1) from None
-    from mgk.bench.attention import BenchError
-    from mgk.bench.json_file import write_json
-    from mgk.cli.progress import progress
+        from mgk.cli.progress import progress
 
-    try:
         with progress("bench generate") as on_step:
             report = benchmark.run(settings, on_step)
         _show_generation(report)
-        if json is not None:
-            write_json(json, report.to_json())
-    except (BenchError, OSError) as error:
-        typer.echo(f"mgk: {error}", err=True)
-        raise typer.Exit(1) from None
+        _write(report.to_json(), json)
 
 
 @app.command()
@@ -221,24 +207,21 @@ def train(
         threads=threads,
         rounds=rounds,
     )
-    try:
+    with told():
         from mgk.bench import train as benchmark
-    except ImportError as error:  # the extra with transformers is not installed
-        typer.echo(f"mgk: {error}", err=True)
-        raise typer.Exit(1) from None
-    from mgk.bench.attention import BenchError
-    from mgk.bench.json_file import write_json
-    from mgk.cli.progress import progress
+        from mgk.cli.progress import progress
 
-    try:
         with progress("bench train") as on_step:
             report = benchmark.run(settings, on_step)
         _show_training(report)
-        if json is not None:
-            write_json(json, report.to_json())
-    except (BenchError, OSError) as error:
-        typer.echo(f"mgk: {error}", err=True)
-        raise typer.Exit(1) from None
+        _write(report.to_json(), json)
+
+
+def _write(figures: dict[str, Any], path: Path | None) -> None:
+    from mgk.bench.json_file import write_json
+
+    if path is not None:
+        write_json(path, figures)
 
 
 def _show_training(report: "TrainReport") -> None:

@@ -1,5 +1,6 @@
 """``mgk eval``: how good the model of a run is."""
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -51,10 +52,12 @@ def evaluate(
 
         from mgk.bench.json_file import write_json
         from mgk.cli.progress import progress
+        from mgk.training import ranks
         from mgk.training.evaluation import evaluate as measure
         from mgk.training.run import quiet
 
-        with quiet(), progress(f"eval {split}") as on_step:
+        is_first = os.environ.get("RANK", "0") == "0"
+        with ranks.parting(), quiet(), progress(f"eval {split}", is_shown=is_first) as on_step:
             found = measure(
                 run,
                 split=split,
@@ -64,8 +67,9 @@ def evaluate(
                 max_tokens=max_tokens,
                 on_step=on_step,
             )
-        _show(found)
-        if json is not None:
+        if is_first:
+            _show(found)
+        if is_first and json is not None:
             write_json(json, found.to_json())
 
 

@@ -9,8 +9,12 @@ from typing import NoReturn
 
 import typer
 
+from mgk.bench.errors import BenchError
 from mgk.data.errors import DataError, UsageError
 from mgk.training.errors import Interrupted, RecipeError, TrainingError
+
+# What the extra "train" brings, by the names to import.
+_OF_THE_EXTRA = ("accelerate", "pydantic", "safetensors", "tensorboard", "transformers", "yaml")
 
 
 @contextmanager
@@ -20,8 +24,12 @@ def told() -> Iterator[None]:
         yield
     except (RecipeError, UsageError) as error:
         _end(error, 2)
-    except (TrainingError, DataError, OSError) as error:
+    except (TrainingError, DataError, BenchError, OSError) as error:
         _end(error, 1)
+    except ImportError as error:
+        if error.name not in _OF_THE_EXTRA:
+            raise
+        _end(TrainingError(f"this needs {error.name}, which is not installed: pip install 'mgk[train]'"), 1)
 
 
 def _end(error: Exception, code: int) -> NoReturn:

@@ -14,8 +14,11 @@ SECONDS_BETWEEN_LINES = 10.0
 
 
 @contextmanager
-def progress(label: str) -> Iterator[OnStep]:
+def progress(label: str, *, is_shown: bool = True) -> Iterator[OnStep]:
     """A function that takes how many steps of how many are done and shows it, with the time left."""
+    if not is_shown:
+        yield lambda done, total: None
+        return
     console = Console(stderr=True)
     if not console.is_terminal:
         yield _lines(label)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from mgk.data.batches import Collator as Collator
     from mgk.data.batches import EpochBatches as EpochBatches
+    from mgk.data.batches import StepBatches as StepBatches
     from mgk.data.catalog import TASKS as TASKS
     from mgk.data.catalog import Task as Task
     from mgk.data.datasets import ImageDataset as ImageDataset
@@ -32,6 +33,7 @@ _MODULES = {
     "ImageDataset": "datasets",
     "SegmentDataset": "language",
     "SequenceDataset": "datasets",
+    "StepBatches": "batches",
     "TASKS": "catalog",
     "Task": "catalog",
     "UsageError": "errors",

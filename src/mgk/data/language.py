@@ -1,5 +1,6 @@
-"""Running text for language models: segments to train on, and the sliding window of the paper's evaluation."""
+"""Running text for language models: segments to train on, and windows that slide over it to measure."""
 
+import math
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -62,16 +63,21 @@ class SegmentDataset(Dataset[dict[str, Tensor]]):
         return lengths
 
 
-def windows(tokens: Tokens, window: int, first: int, count: int) -> tuple[Tensor, Tensor]:
+def windows(tokens: Tokens, window: int, first: int, count: int, *, stride: int = 1) -> tuple[Tensor, Tensor]:
     """Windows ``first`` to ``first + count - 1`` and what they predict, (count, window) each.
 
-    Window i holds the tokens from i on and predicts the one after it with its last position; window 0 predicts with
-    all. Targets that do not count are -100.
+    Window i holds the tokens from i * stride on, the last one those that the text ends with, and predicts the tokens
+    after its own that no window before it has: its last ``stride`` positions, window 0 all of them. Targets that do
+    not count are -100.
     """
-    piece = torch.from_numpy(np.asarray(tokens[first : first + count + window]).astype(np.int64))
-    inputs, targets = piece[:-1].unfold(0, window, 1), piece[1:].unfold(0, window, 1).clone()
-    targets[1 if first == 0 else 0 :, :-1] = IGNORE
-    return inputs, targets
+    numbers = np.arange(first, first + count)
+    starts = np.minimum(numbers * stride, len(tokens) - 1 - window)
+    piece = np.asarray(tokens[starts[0] : starts[-1] + window + 1]).astype(np.int64)
+    places = (starts - starts[0])[:, None] + np.arange(window)
+    inputs, targets = piece[places], piece[places + 1]
+    predicted_before = np.where(numbers == 0, 0, (numbers - 1) * stride + window - starts)
+    targets[np.arange(window) < predicted_before[:, None]] = IGNORE
+    return torch.from_numpy(inputs), torch.from_numpy(targets)
 
 
 def sliding_window_loss(
@@ -79,17 +85,27 @@ def sliding_window_loss(
     tokens: Tokens,
     *,
     window: int = 256,
+    stride: int = 1,
     batch_size: int = 64,
+    rank: int = 0,
+    world_size: int = 1,
     on_step: Callable[[int, int], None] = lambda done, total: None,
 ) -> tuple[float, int]:
     """The summed negative log-likelihood of all tokens but the first, and their number.
+
+    Windows begin every ``stride`` tokens, and a window predicts the tokens that no window before it has. So with a
+    stride of 1, the paper's evaluation, every token but those of the first window sees exactly ``window`` tokens, and
+    with a stride of ``window`` the text is cut into segments.
 
     Args:
         loss: takes inputs and targets (B, W), the device being its own affair, and returns the loss of every position
             (B, W), anything where the target is -100: ``cross_entropy(..., reduction="none")`` of a model's logits.
         tokens: of the text.
         window: W, tokens that a prediction sees at most.
+        stride: from 1 to W.
         batch_size: windows at a time; the result does not depend on it beyond rounding, as sums are in float64.
+        rank: this process's, when several share out the windows: the sums of all ranks are then to be added up.
+        world_size: the number of processes.
         on_step: called with how many windows of how many are done.
 
     Returns:
@@ -99,14 +115,16 @@ def sliding_window_loss(
         raise UsageError(f"a text of {len(tokens)} tokens has nothing to predict")
     if window < 1 or batch_size < 1:
         raise ValueError(f"window and batch_size must be at least 1, got {window} and {batch_size}")
+    if not 1 <= stride <= window:
+        raise UsageError(f"the stride must be from 1 to the window's {window} tokens, got {stride}")
     window = min(window, len(tokens) - 1)
-    total = len(tokens) - window
+    total = 1 + math.ceil((len(tokens) - 1 - window) / stride)
     sum_, count = 0.0, 0
-    for first in range(0, total, batch_size):
-        inputs, targets = windows(tokens, window, first, min(batch_size, total - first))
+    for first in range(rank * batch_size, total, world_size * batch_size):
+        inputs, targets = windows(tokens, window, first, min(batch_size, total - first), stride=stride)
         losses = loss(inputs, targets).detach().to("cpu", torch.float64)
         counts = targets != IGNORE
         sum_ += float(losses[counts].sum())
         count += int(counts.sum())
-        on_step(min(first + batch_size, total), total)
+        on_step(min(first + world_size * batch_size, total), total)
     return sum_, count

@@ -93,6 +93,12 @@ def choose(run: Path) -> Choice:
     return Choice(None, damaged)
 
 
+def last_good(run: Path) -> str:
+    """Half a sentence on where a run can go on from."""
+    found = next(iter(list_checkpoints(run)), None)
+    return "there is no checkpoint yet" if found is None else f"the last good checkpoint is {found}"
+
+
 def remove(checkpoint: Path) -> None:
     """Delete a checkpoint, its manifest first, so that what is left of it after an interruption is not trusted."""
     (checkpoint / MANIFEST).unlink(missing_ok=True)

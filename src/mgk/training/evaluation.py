@@ -8,15 +8,16 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from safetensors import SafetensorError
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import Dataset
 from transformers import PreTrainedModel
 
 from mgk.analysis.statistics import Interval, wilson_interval
+from mgk.data.catalog import Task
 from mgk.data.datasets import load_tokens
-from mgk.data.language import IGNORE, Tokens
+from mgk.data.language import Tokens, sliding_window_loss
 from mgk.models import MgkForCausalLM
 from mgk.training import ranks
 from mgk.training.errors import RecipeError, TrainingError
@@ -114,7 +115,7 @@ def evaluate(
     max_tokens: int | None = None,
     on_step: OnStep | None = None,
 ) -> Evaluation:
-    """Measure the model that a finished run has kept.
+    """Measure the model that a finished run has kept; under ``torchrun`` the processes share out the work.
 
     Args:
         run: its folder.
@@ -134,6 +135,7 @@ def evaluate(
     if not data.is_language and (window, stride, max_tokens) != (None, None, None):
         raise RecipeError(f"window, stride and max_tokens are for language models, not for {recipe.task}")
     device = choose_device(recipe)
+    ranks.meet(device)
     model = load_model(run, data).to(device)
     limit = chosen.max_tokens if max_tokens is None else max_tokens or None
     return evaluate_model(
@@ -157,12 +159,17 @@ def choose_device(recipe: Recipe) -> torch.device:
 
 def load_model(run: Path, data: TaskData) -> PreTrainedModel:
     """The model that a finished run has kept."""
+    return read_model(run, data.task)
+
+
+def read_model(run: Path, task: Task) -> PreTrainedModel:
+    """The model of a finished run of this task, for which the data need not be there."""
     folder = run / MODEL
     if not folder.is_dir():
         raise TrainingError(f"{run}: this run is not finished: go on with mgk train --resume --out {run}")
     try:
-        return model_class(data.task).from_pretrained(folder)
-    except (OSError, ValueError) as error:
+        return model_class(task).from_pretrained(folder)
+    except (OSError, ValueError, SafetensorError) as error:
         raise TrainingError(f"{folder}: the model cannot be loaded ({error})") from None
 
 
@@ -286,38 +293,28 @@ def perplexity(
 ) -> Perplexity:
     """exp(mean of -log p(token | up to ``window`` tokens before it)), over all tokens but the first.
 
-    Windows begin every ``stride`` tokens. A window predicts the tokens that no window before it has: its last
-    ``stride`` positions, the first window all of its own. So with a stride of 1 every token but those of the first
-    window sees exactly ``window`` tokens (the paper's evaluation), and with a stride of ``window`` the text is cut into
-    segments.
-
     Args:
         token_losses: takes inputs and targets (B, W) and returns -log p of every target, anything where it is -100.
         tokens: of the text.
         window: W.
-        stride: from 1 to W.
-        batch_size: windows at a time; the result does not depend on it beyond rounding, as sums are in float64.
+        stride: tokens between two windows, from 1 to W; see :func:`mgk.data.sliding_window_loss`.
+        batch_size: windows at a time; the result does not depend on it beyond rounding.
         device: that several ranks talk on.
         on_step: called with how many windows of how many are done.
 
     Returns:
         The perplexity; with several ranks, of them all together.
     """
-    if len(tokens) < 2:
-        raise TrainingError(f"a text of {len(tokens)} tokens has nothing to predict")
-    if not 1 <= stride <= window:
-        raise RecipeError(f"the stride must be from 1 to the window's {window} tokens, got {stride}")
-    size = min(window, len(tokens) - 1)
-    windows = 1 + math.ceil((len(tokens) - 1 - size) / stride)
-    sum_, number = 0.0, 0
-    for first in range(ranks.rank() * batch_size, windows, ranks.world_size() * batch_size):
-        inputs, targets = _windows(tokens, size, stride, range(first, min(first + batch_size, windows)))
-        counts = targets != IGNORE
-        losses = token_losses(inputs, targets).to("cpu", torch.float64)
-        sum_ += float(losses[counts].sum())
-        number += int(counts.sum())
-        if on_step is not None:
-            on_step(min(first + ranks.world_size() * batch_size, windows), windows)
+    sum_, number = sliding_window_loss(
+        token_losses,
+        tokens,
+        window=window,
+        stride=stride,
+        batch_size=batch_size,
+        rank=ranks.rank(),
+        world_size=ranks.world_size(),
+        on_step=on_step or (lambda done, total: None),
+    )
     totals = _total(torch.tensor([sum_, number], dtype=torch.float64), device)
     loss, predicted = float(totals[0] / totals[1]), int(totals[1])
     return Perplexity(
@@ -328,24 +325,6 @@ def perplexity(
         loss=loss,
         value=math.exp(min(loss, 700.0)),  # beyond which a float has no name for it
     )
-
-
-def _windows(tokens: Tokens, size: int, stride: int, places: range) -> tuple[Tensor, Tensor]:
-    """Inputs and targets (B, size). The last window ends with the text, so it may overlap the one before it more."""
-    inputs, targets = [], []
-    for place in places:
-        start = min(place * stride, len(tokens) - 1 - size)
-        piece = torch.from_numpy(_int64(tokens[start : start + size + 1]))
-        target = piece[1:].clone()
-        seen = 0 if place == 0 else (place - 1) * stride + size - start  # positions that a window before predicts
-        target[:seen] = IGNORE
-        inputs.append(piece[:-1])
-        targets.append(target)
-    return torch.stack(inputs), torch.stack(targets)
-
-
-def _int64(piece: NDArray[Any]) -> NDArray[np.int64]:
-    return np.asarray(piece).astype(np.int64)
 
 
 def _total(values: Tensor, device: torch.device) -> Tensor:

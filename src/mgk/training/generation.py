@@ -2,18 +2,20 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from transformers import AutoTokenizer, TextStreamer
 
 from mgk.data.catalog import find_task
-from mgk.models import MgkForCausalLM
 from mgk.training.errors import RecipeError, TrainingError
-from mgk.training.evaluation import choose_device
+from mgk.training.evaluation import choose_device, read_model
 from mgk.training.folder import MODEL, RECIPE
 from mgk.training.recipe import read_recipe
 from mgk.training.run import quiet
+
+if TYPE_CHECKING:
+    from mgk.models import MgkForCausalLM
 
 _LINE_END = "<eos>"
 
@@ -46,17 +48,15 @@ def generate(
         say: called with notes, such as words that the model does not know.
     """
     recipe = read_recipe(run / RECIPE)
-    if find_task(recipe.data.name).kind != "language":
+    task = find_task(recipe.data.name)
+    if task.kind != "language":
         raise RecipeError(f"{run}: a model of {recipe.task} classifies, it does not generate text")
-    folder = run / MODEL
-    if not folder.is_dir():
-        raise TrainingError(f"{run}: this run is not finished: go on with mgk train --resume --out {run}")
     with quiet():
+        model = cast("MgkForCausalLM", read_model(run, task)).to(choose_device(recipe)).eval()
         try:
-            model = MgkForCausalLM.from_pretrained(folder).to(choose_device(recipe)).eval()
-            tokenizer = AutoTokenizer.from_pretrained(folder)
+            tokenizer = AutoTokenizer.from_pretrained(run / MODEL)
         except (OSError, ValueError) as error:
-            raise TrainingError(f"{folder}: the model cannot be loaded ({error})") from None
+            raise TrainingError(f"{run / MODEL}: the tokenizer cannot be loaded ({error})") from None
     inputs = tokenizer(prompt or "\n", return_tensors="pt")
     ids = inputs["input_ids"]
     _say_unknown(tokenizer, ids, say)

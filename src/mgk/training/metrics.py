@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -29,9 +30,10 @@ class MetricsWriter:
                 self._board.add_scalar(f"{group}/{name.removeprefix('eval_')}", value, int(metrics["step"]))
 
     def close(self) -> None:
-        """Close the files."""
-        self._file.close()
-        self._board.close()
+        """Close the files; what could not be written to them has been told by :meth:`write`."""
+        for file in (self._file, self._board):
+            with suppress(OSError):
+                file.close()
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:

@@ -3,6 +3,7 @@
 import logging
 import os
 import shutil
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -11,10 +12,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import PreTrainedModel, TrainingArguments, set_seed
 from transformers.utils import logging as transformers_logging
 
+from mgk.bench.conditions import cpu_threads
 from mgk.bench.json_file import write_json
 from mgk.bench.memory import peak_extra_bytes
 from mgk.models import write_card
@@ -68,8 +69,8 @@ def train(
     """
     nothing: OnStep = lambda done, total: None  # noqa: E731
     tell = say or (lambda text: None)
-    check_shares(recipe, int(os.environ.get("WORLD_SIZE", "1")))
-    with _threads(recipe.training.threads), quiet(), StopSignals() as signals:
+    check_shares(recipe, ranks.expected())
+    with cpu_threads(recipe.training.threads), quiet(), StopSignals() as signals:
         try:
             arguments = make_arguments(recipe, out)
             is_first = ranks.rank() == 0
@@ -103,10 +104,14 @@ def train(
             return _finish(trainer, arguments, seconds, memory, on_test if is_first else None)
         except Interrupted as stop:
             raise Interrupted(f"{stop} at {_where(out)}; go on with: mgk train --resume --out {out}") from None
+        except RuntimeError as error:
+            if not ranks.is_lost(error):
+                raise
+            raise Interrupted(f"{out}: another process has failed; {checkpoints.last_good(out)}") from error
         except OSError as error:
             if isinstance(error, FileNotFoundError | PermissionError | FileExistsError):
-                raise TrainingError(f"{error.filename or out}: {error.strerror or error}") from error
-            raise TrainingError(f"{out}: {reason(error)}; {_where(out)} is the last checkpoint") from error
+                raise TrainingError(f"{os.fsdecode(error.filename or out)}: {error.strerror or error}") from error
+            raise TrainingError(f"{out}: {reason(error)}; {checkpoints.last_good(out)}") from error
 
 
 def check_shares(recipe: Recipe, processes: int) -> None:
@@ -275,17 +280,6 @@ def _where(run: Path) -> str:
 
 
 @contextmanager
-def _threads(number: int | None) -> Iterator[None]:
-    before = torch.get_num_threads()
-    if number is not None:
-        torch.set_num_threads(number)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-@contextmanager
 def quiet() -> Iterator[None]:
     """Without the bars and warnings of the libraries below; what matters is said here."""
     level = transformers_logging.get_verbosity()
@@ -294,11 +288,15 @@ def quiet() -> Iterator[None]:
     noisy = logging.getLogger("torch.distributed")
     before = noisy.level
     noisy.setLevel(logging.ERROR)
+    hook = threading.excepthook
+    # TensorBoard's thread hands its error on to the next one who writes, too.
+    threading.excepthook = lambda told: None if isinstance(told.exc_value, OSError) else hook(told)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", module=r"(torch|transformers|accelerate)\b")
             yield
     finally:
+        threading.excepthook = hook
         noisy.setLevel(before)
         transformers_logging.set_verbosity(level)
         if had_bars:

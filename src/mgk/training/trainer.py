@@ -21,9 +21,9 @@ from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerContr
 from transformers.trainer_callback import PrinterCallback
 from transformers.utils import is_torch_bf16_gpu_available
 
+from mgk.data.batches import StepBatches
 from mgk.nn.statistics import EMModule, m_step_all
 from mgk.training import checkpoints, ranks
-from mgk.training.batches import StepBatches
 from mgk.training.errors import RecipeError, TrainingError
 from mgk.training.evaluation import Evaluation, evaluate_model
 from mgk.training.folder import BEST
@@ -100,7 +100,7 @@ def make_arguments(recipe: Recipe, run: Path) -> TrainingArguments:
         max_grad_norm=training.max_grad_norm,
         bf16=training.precision == "bfloat16",
         use_cpu=on_cpu,
-        ddp_backend="gloo" if on_cpu and int(os.environ.get("WORLD_SIZE", "1")) > 1 else None,
+        ddp_backend="gloo" if on_cpu and ranks.expected() > 1 else None,
         ddp_broadcast_buffers=False,  # the M-step keeps them equal, and its counts must stay each rank's own
         # The clusters of an adaptive softmax that no target of a batch is in have no gradient.
         ddp_find_unused_parameters=recipe.model.adaptive_cutoffs is not None,
@@ -308,6 +308,8 @@ class MgkTrainer(Trainer):
         try:
             write()
         except (OSError, RuntimeError, SafetensorError) as error:
+            if ranks.is_lost(error):
+                raise
             # torch's writer does not tell why it failed
             is_full = shutil.disk_usage(self.run).free < self.model.get_memory_footprint()
             shutil.rmtree(self.args.output_dir, ignore_errors=True)
@@ -319,8 +321,7 @@ class MgkTrainer(Trainer):
     @property
     def last_good(self) -> str:
         """Half a sentence on where the run can go on from."""
-        found = next(iter(checkpoints.list_checkpoints(self.run)), None)
-        return "there is no checkpoint yet" if found is None else f"the last good checkpoint is {found}"
+        return checkpoints.last_good(self.run)
 
     def _check_weights(self) -> None:
         """A gradient that is not finite spoils the weights while the loss still looks well: never save such."""

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mgk.training.batches import StepBatches
+from mgk.data import StepBatches
 
 
 @given(

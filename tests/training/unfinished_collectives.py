@@ -1,0 +1,22 @@
+"""Run by torchrun: ends while gloo's threads still hold tensors, of a group that a sharded model keeps alive or not."""
+
+import sys
+
+import torch
+from torch import distributed, nn
+from torch.distributed.fsdp import fully_shard
+
+from mgk.training import ranks
+
+
+def main() -> None:
+    distributed.init_process_group("gloo")
+    if "sharded" in sys.argv:
+        fully_shard(nn.Linear(4, 4))(torch.ones(2, 4)).sum().backward()
+    for _ in range(30):
+        distributed.all_reduce(torch.zeros(100_000), async_op=True)
+
+
+if __name__ == "__main__":
+    with ranks.parting():
+        main()
