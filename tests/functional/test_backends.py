@@ -92,6 +92,18 @@ def test_empty_inputs_give_empty_outputs_or_zeros(zero, backend):
     assert not torch.autograd.grad(out.sum(), query)[0].any()
 
 
+@pytest.mark.parametrize("gone", [[0], [1], [0, 1, 2]], ids=str)
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize("backend", OTHERS)
+def test_components_that_a_shared_prior_removes_are_gone(backend, function, is_causal, gone):
+    case = make_case(function, sizes=(1, 2, 37, 37, 8, 8, 3), prior="component", is_causal=is_causal)
+    case.tensors["log_prior"][:, 0, gone] = -torch.inf
+    result = case.run(backend)
+    assert max(largest_errors(result, case.run("reference")).values()) < 1e-10
+    assert result["output"][:, 0].any() == (len(gone) < 3)
+
+
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("function", FUNCTIONS)
 @pytest.mark.parametrize("backend", OTHERS)

@@ -177,6 +177,10 @@ struct Kernel {
                 high = max_of(high, x);
                 low = min_of(low, x);
             }
+            if (high == NONE) {  // a prior has removed every component
+                for (int64_t r = 0; r < M; ++r) rows.shift[i * M + r] = NONE, rows.factor[i * M + r] = 0;
+                continue;
+            }
             rows.spread = max_of(rows.spread, high - low);
             // what all components have in common cancels: the largest is taken out, or, where they compete, the first
             const T common = p.hard ? row_of(pair)[rows.first + i] * T(LOG2_E) : high;
