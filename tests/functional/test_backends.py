@@ -104,6 +104,17 @@ def test_components_that_a_shared_prior_removes_are_gone(backend, function, is_c
     assert result["output"][:, 0].any() == (len(gone) < 3)
 
 
+@pytest.mark.parametrize("e_step", ["soft", "hard"])
+@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_single_key_that_is_masked_leaves_nothing(backend, function, e_step):
+    if e_step == "hard" and backend == "sdpa":
+        return
+    case = make_case(function, sizes=(1, 2, 5, 1, 4, 4, 3), prior="component", mask="key", e_step=e_step)
+    case.tensors["attn_mask"] = torch.zeros_like(case.tensors["attn_mask"], dtype=torch.bool)
+    assert not any(x.any() for x in case.run(backend).values())
+
+
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("function", FUNCTIONS)
 @pytest.mark.parametrize("backend", OTHERS)

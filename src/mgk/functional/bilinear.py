@@ -35,8 +35,9 @@ def from_call(call: Call) -> Bilinear:
         form = _dot(call) if call.kernel == "dot" else _gaussian(call)
     if call.log_prior is None:
         return form
-    if form.row is not None and call.log_prior.shape[3] == 1:
-        # of a query rather than of a key: a row's gradient is the shorter sum, and under causality none is long
+    if form.row is not None and call.log_prior.shape[3] == 1 and not call.is_hard:
+        # of a query rather than of a key: a row's gradient is the shorter sum, and under causality none is long; a hard
+        # E-step has no prior but a key mask
         return form._replace(row=form.row + call.log_prior)
     return form._replace(column=form.column + call.log_prior)
 
