@@ -176,7 +176,8 @@ def _generate(bench: Bench, file: str) -> str:
         f"smgk with 4 heads makes {smgk['times_softmax']:.2f} times the tokens a second of softmax with 8 and"
         f" {smgk['times_gpt2']:.2f} times those of Hugging Face's GPT-2 of the same shape, mgk"
         f" {mgk['times_softmax']:.2f} and {mgk['times_gpt2']:.2f} times (`{file}`). The cache after the last token:"
-        f" {caches}. A token of mlk takes {min(times):.1f} to {max(times):.1f} ms from position {min(places):,} to {max(places):,}."
+        f" {caches}. A token of mlk takes {min(times):.1f} to {max(times):.1f} ms from position"
+        f" {min(places):,} to {max(places):,}."
     )
 
 
