@@ -47,8 +47,13 @@ def report(
             raise RecipeError(f"{results}: there is no such folder; mgk reproduce makes it")
         outputs = _gathered(results, preset)
         if markdown:
+            from mgk.experiments.catalogue import EXPERIMENTS
             from mgk.experiments.documents import fill_document
+            from mgk.experiments.outputs import write_outputs
+            from mgk.experiments.records import Results
 
+            if outputs.records:  # what documents cite, also where a table is not finished
+                write_outputs(outputs, Results(results), EXPERIMENTS.values())
             for path in markdown:
                 names = fill_document(path, outputs, results.resolve().name)
                 typer.echo(f"{path}: {', '.join(names)}")
