@@ -65,7 +65,7 @@ def test_cells_are_run_once_and_looked_into(tmp_path):
     record = results.read(mgk)
     assert record is not None
     assert record.data.label == "Retrieval (made-up sample)"
-    assert record.data.chance == 0.5
+    assert 0.5 <= record.data.chance < 0.8  # of 16 examples, drawn at random
     assert record.data.is_synthetic
     assert record.machine["threads"] == max(1, (os.cpu_count() or 1) // 2)
     assert record.jobs == 2

@@ -87,7 +87,7 @@ class DataSection(_Section):
         max_length: tokens that an example keeps; of running text, the length of a segment.
         colour: of images, pixels in colour, for a model of patches.
         group_by_length: whether to put rows of similar length into one batch, which saves padding.
-        train_examples: how many to use, spread evenly over the split; of running text, the first segments. All if None.
+        train_examples: how many to use, the same random ones always; of running text, the first. All if None.
         validation_examples: likewise.
         test_examples: likewise.
     """

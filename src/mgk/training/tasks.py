@@ -78,14 +78,16 @@ class TaskData:
     def split(self, name: str) -> Dataset[Batch]:
         """The examples of a split, as many as the recipe says.
 
-        Fewer than all are spread evenly over the split, as sets often come class by class; of running text, the first.
+        Fewer than all are drawn at random, always the same ones: sets often come class by class, or with classes
+        taking turns. Of running text, the first.
         """
         data = load(self.task.name, name, folder=self.folder, max_length=self.max_length, colour=self.section.colour)
         limit = getattr(self.section, f"{name}_examples")
         if limit is None or limit >= len(data):
             return data
-        chosen = range(limit) if self.is_language else [number * len(data) // limit for number in range(limit)]
-        return Subset(data, chosen)
+        if self.is_language:
+            return Subset(data, range(limit))
+        return Subset(data, np.sort(np.random.Generator(np.random.PCG64(0)).permutation(len(data))[:limit]).tolist())
 
     def tokenizer(self) -> PreTrainedTokenizerFast | None:
         """The tokenizer of its texts; None for images."""
