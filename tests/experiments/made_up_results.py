@@ -6,7 +6,8 @@ from mgk.analysis.attention_maps import AttentionMaps
 from mgk.experiments.catalogue import EXPERIMENTS
 from mgk.experiments.cells import Cell, Model
 from mgk.experiments.inside import Inside, LayerRanks, LayerUsage
-from mgk.experiments.records import DataNote, Record
+from mgk.experiments.outputs import write_inside
+from mgk.experiments.records import DataNote, Record, Results
 from mgk.training.summary import RunSummary
 
 EXAMPLES = 500
@@ -125,3 +126,14 @@ def everything(seeds=3, preset="laptop"):
 
 
 SOFTMAX, MGK, SMGK = Model("softmax", 2), Model("mgk", 1), Model("smgk", 1)
+
+
+def stored(folder):
+    """A store of everything."""
+    store = Results(folder)
+    records, seen = everything()
+    for item in records:
+        store.write(item)
+    for item in seen:
+        write_inside(store, item)
+    return store

@@ -5,11 +5,11 @@ import re
 from pathlib import Path
 
 import pytest
-from made_up_results import everything
+from made_up_results import stored
 
 from mgk.experiments.differences import Measured
 from mgk.experiments.documents import fill, fill_document
-from mgk.experiments.outputs import Outputs, gather, presets_of, write_inside
+from mgk.experiments.outputs import Outputs, gather, presets_of
 from mgk.experiments.records import Results
 from mgk.report.numbers import short
 from mgk.training.errors import RecipeError, TrainingError
@@ -20,13 +20,7 @@ DOCUMENTS = (ROOT / "docs" / "reproduction.md", ROOT / "README.md", ROOT / "docs
 
 @pytest.fixture(scope="module")
 def outputs(tmp_path_factory) -> Outputs:
-    store = Results(tmp_path_factory.mktemp("results"))
-    records, seen = everything()
-    for item in records:
-        store.write(item)
-    for item in seen:
-        write_inside(store, item)
-    return gather(store, "laptop")
+    return gather(stored(tmp_path_factory.mktemp("results")), "laptop")
 
 
 @pytest.fixture(scope="module")

@@ -3,26 +3,19 @@
 import re
 
 import pytest
-from made_up_results import everything
+from made_up_results import stored
 from test_page_in_chromium import BROWSER, DESKTOP, PHONE, look
 
 from mgk.experiments.claims import CLAIMS
 from mgk.experiments.differences import Measured
-from mgk.experiments.outputs import Outputs, gather, write_inside
-from mgk.experiments.records import Results
+from mgk.experiments.outputs import Outputs, gather
 from mgk.experiments.reproduction_page import reproduction_page
 from mgk.experiments.verdicts import Findings
 
 
 @pytest.fixture(scope="module")
 def outputs(tmp_path_factory) -> Outputs:
-    store = Results(tmp_path_factory.mktemp("results"))
-    records, seen = everything()
-    for item in records:
-        store.write(item)
-    for item in seen:
-        write_inside(store, item)
-    return gather(store, "laptop")
+    return gather(stored(tmp_path_factory.mktemp("results")), "laptop")
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made_up_results import MGK, SOFTMAX, everything, inside, record
+from made_up_results import MGK, SOFTMAX, inside, record, stored
 
 from mgk.bench.machine import describe
 from mgk.experiments.catalogue import EXPERIMENTS
@@ -21,13 +21,7 @@ from mgk.training.errors import RecipeError, TrainingError
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
-    store = Results(tmp_path_factory.mktemp("results"))
-    records, seen = everything()
-    for item in records:
-        store.write(item)
-    for item in seen:
-        write_inside(store, item)
-    return store
+    return stored(tmp_path_factory.mktemp("results"))
 
 
 @given(st.lists(st.booleans()))
