@@ -71,5 +71,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with ranks.parting():
-        main()
+    main()
+    ranks.leave(0)

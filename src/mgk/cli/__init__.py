@@ -1,6 +1,7 @@
 """The command ``mgk``."""
 
 import sys
+import traceback
 
 
 def main() -> None:
@@ -17,9 +18,17 @@ def main() -> None:
     is_debug = "--debug" in sys.argv
     try:
         app(args=[argument for argument in sys.argv[1:] if argument != "--debug"], prog_name="mgk")
+        code = 0
+    except SystemExit as ended:
+        code = int(ended.code or 0)
     except Exception as error:
-        if is_debug:
-            raise
+        code = 1
         reason = f"{type(error).__name__}: {error}".strip().rstrip(":")
-        print(f"mgk: this is a bug ({reason}); run it again with --debug for a report", file=sys.stderr)
-        sys.exit(1)
+        if is_debug:
+            traceback.print_exc()
+        else:
+            print(f"mgk: this is a bug ({reason}); run it again with --debug for a report", file=sys.stderr)
+    ranks = sys.modules.get("mgk.training.ranks")
+    if ranks is not None and ranks.expected() > 1:
+        ranks.leave(code)
+    sys.exit(code)

@@ -52,12 +52,11 @@ def evaluate(
 
         from mgk.bench.json_file import write_json
         from mgk.cli.progress import progress
-        from mgk.training import ranks
         from mgk.training.evaluation import evaluate as measure
         from mgk.training.run import quiet
 
         is_first = os.environ.get("RANK", "0") == "0"
-        with ranks.parting(), quiet(), progress(f"eval {split}", is_shown=is_first) as on_step:
+        with quiet(), progress(f"eval {split}", is_shown=is_first) as on_step:
             found = measure(
                 run,
                 split=split,

@@ -121,10 +121,9 @@ def _check_data(recipe: "Recipe") -> None:
 
 def _train(recipe: "Recipe", run: Path, resume: bool, overwrite: bool, is_first: bool) -> None:
     from mgk.cli.training_progress import TrainingProgress
-    from mgk.training import ranks
     from mgk.training.run import train as run_recipe
 
-    with ranks.parting(), TrainingProgress(f"train {recipe.task}", is_shown=is_first) as progress:
+    with TrainingProgress(f"train {recipe.task}", is_shown=is_first) as progress:
         summary = run_recipe(
             recipe,
             run,

@@ -1,11 +1,9 @@
 """The few words that ranks exchange; without torchrun there is one rank and nothing to say."""
 
-import gc
+import atexit
 import os
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TypeVar
+import sys
+from typing import NoReturn, TypeVar
 
 import torch
 from accelerate import PartialState  # type: ignore[import-untyped]
@@ -13,29 +11,21 @@ from torch import distributed
 
 T = TypeVar("T")
 
-# For a thread that waits for a lock which nobody holds: ample.
-_SECONDS_TO_LET_GO = 0.1
 
-
-@contextmanager
-def parting() -> Iterator[None]:
-    """Leave the process group, if the job within has joined one, so that the interpreter can exit.
+def leave(code: int) -> NoReturn:
+    """End this process, one of several ranks, with an exit code, but without the interpreter's own ending.
 
     A thread of gloo's drops the tensors of a collective some time after the collective is done, which takes the lock of
-    the interpreter. Once the interpreter is exiting, a thread that asks for the lock is ended where it stands, in a
-    destructor of C++, and that aborts the process. So those threads have to end first: they do with the last holder of
-    the group. Nothing here waits for other ranks, as they may have failed.
+    the interpreter. Once the interpreter is ending, a thread that asks for the lock is ended where it stands, in a
+    destructor of C++, and that aborts the process. Destroying the group first is no way out: whatever still holds it, a
+    traceback or a wrapped model, keeps its threads alive. Other ranks are not waited for, as they may have failed.
     """
-    has_failed = True
-    try:
-        yield
-        has_failed = False
-    finally:
-        if distributed.is_available() and distributed.is_initialized():
-            gc.collect()  # the trainer and its model, which hold the group, too
-            if distributed.get_backend() == "gloo" or not has_failed:  # others wait for what is under way
-                distributed.destroy_process_group()
-            time.sleep(_SECONDS_TO_LET_GO)  # where something still holds it: a traceback, a cache of sharded tensors
+    if code == 0 and distributed.is_initialized() and distributed.get_backend() != "gloo":
+        distributed.destroy_process_group()  # a device's last words to its neighbours may be under way
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def expected() -> int:
