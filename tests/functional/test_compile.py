@@ -84,11 +84,16 @@ def test_lengths_may_be_dynamic():
 
 @pytest.mark.parametrize("function", ["mixture", "shifted"])
 @pytest.mark.parametrize("mask", [None, "pair", "float"])
+@pytest.mark.parametrize("variance", [None, "component"])
 @pytest.mark.parametrize("e_step", ["soft", "hard"])
-def test_operators_pass_opcheck(function, mask, e_step):
-    case = make_case(function, sizes=(1, 2, 9, 8, 4, 3, 2), mask=mask, prior="component")
-    call = call_of(case)
-    form = [x if x is None else x.detach().requires_grad_() for x in bilinear.from_call(call)]
+def test_operators_pass_opcheck(function, mask, e_step, variance):
+    case = make_case(function, sizes=(1, 2, 9, 8, 4, 3, 2), mask=mask, prior="component", variance=variance)
+    if variance is not None:
+        case.tensors["variance"].requires_grad_()
+    call = call_of(case)._replace(e_step=e_step)
+    form = bilinear.from_call(call, takes_sharpness=True)
+    assert (form.sharpness is not None) == (variance is not None and mask != "float" and e_step == "soft")
+    form = [x if x is None else x.detach().requires_grad_() for x in form]
     if call.attn_mask is not None and call.attn_mask.is_floating_point():
         call.attn_mask.requires_grad_()
     is_hard = e_step == "hard"
@@ -98,7 +103,7 @@ def test_operators_pass_opcheck(function, mask, e_step):
         torch.library.opcheck(torch.ops.mgk.cpu_forward.default, arguments)
     detached = [x if x is None else x.detach() for x in form]
     mask = None if call.attn_mask is None else call.attn_mask.detach()
-    arguments = (*detached, mask, torch.ones(1, 9, dtype=torch.bool), call.query, is_hard, False)
+    arguments = (*detached[:4], mask, torch.ones(1, 9, dtype=torch.bool), call.query, is_hard, False)
     torch.library.opcheck(torch.ops.mgk.responsibility_moments.default, arguments)
 
 

@@ -28,6 +28,7 @@ CHOICES = [
     ({"e_step": "hard", "mixtures": 1}, "cpu", "sdpa"),
     ({"dropout_p": 0.1}, "cpu", "blockwise"),
     ({"mixtures": 1, "kernel": "dot", "dropout_p": 0.1}, "cpu", "blockwise"),
+    ({"variance": torch.ones(1, 2, 1, 1, requires_grad=True)}, "cpu", "blockwise"),
     ({"mixtures": 9}, "sdpa", "sdpa"),
     ({"mixtures": 9, "e_step": "hard"}, "blockwise", "blockwise"),
     ({"attn_mask": torch.zeros(200, 200, requires_grad=True)}, "blockwise", "blockwise"),

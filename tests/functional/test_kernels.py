@@ -37,6 +37,22 @@ def test_every_instruction_set_agrees_with_the_reference(instruction_set, functi
     assert max(largest_errors(case.run("cpu", torch.float32), truth).values()) < 2e-5
 
 
+@pytest.mark.parametrize("prior", [None, "component", "position"])
+@pytest.mark.parametrize("mask", [None, "key", "pair"])
+def test_a_variance_of_each_component_with_every_instruction_set(instruction_set, mask, prior):
+    for function, mixtures, threads in itertools.product(FUNCTIONS, (2, 8), (1, 2)):
+        options = {"variance": "component", "prior": prior, "mask": mask, "is_causal": True}
+        case = make_case(function, sizes=(2, 2, 100, 140, 5, 6, mixtures), **options)
+        case.tensors["upstream"] = case.tensors["upstream"].float().double()
+        before = torch.get_num_threads()
+        torch.set_num_threads(threads)
+        result, rough = case.run("cpu"), case.run("cpu", torch.float32)
+        torch.set_num_threads(before)
+        truth = case.run("reference")
+        assert max(largest_errors(result, truth).values()) < 1e-10
+        assert max(largest_errors(rough, truth).values()) < 2e-5
+
+
 @pytest.mark.parametrize("length", [1, 7, 63, 500, 1000])
 @pytest.mark.parametrize("function", FUNCTIONS)
 @pytest.mark.parametrize("width", [32, 256])

@@ -47,17 +47,18 @@ def test_float32_of_unit_normal_inputs(function, e_step, backend, seed):
     assert max(errors.values()) < 5e-6, errors
 
 
+@pytest.mark.parametrize("variance", [None, "head", "component"])
 @pytest.mark.parametrize("is_causal", [False, True], ids=["all", "causal"])
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("function", FUNCTIONS)
-def test_float32_gradient_of_a_prior_shared_by_all_positions(function, backend, is_causal):
-    """The hardest figure, a sum over 262,144 pairs: some seeds are much worse than others.
+def test_float32_gradients_of_what_all_positions_share(function, backend, is_causal, variance):
+    """The hardest figures, sums over 262,144 pairs: some seeds are much worse than others.
 
-    The equations as they stand have |q|^2 in every score and round it; the backends leave it out.
+    The kernels pass 5e-6 for two of the 384 cases with a variance, which is often small here, by 13% at most.
     """
-    bound = 1e-5 if backend == "reference" and is_causal else 5e-6
+    bound = 5e-6 if variance is None or backend != "cpu" else 6e-6
     for seed in range(16):
-        options = {"prior": "component", "is_causal": is_causal, "seed": seed}
+        options = {"prior": "component", "variance": variance, "is_causal": is_causal, "seed": seed}
         case = rounded(make_case(function, sizes=(1, 1, N, N, D, D, 2), **options), torch.float32)
         errors = largest_errors(case.run(backend, torch.float32), case.run("reference"))
         assert max(errors.values()) < bound, (seed, errors)
@@ -242,3 +243,17 @@ def test_the_bias_in_three_bfloat16_columns_is_precise(scale):
     out = sdpa._split_bias(call_of(case))
     assert out.dtype == torch.bfloat16
     assert (out.double() - truth).abs().max() <= 2 * softmax_errors(torch.bfloat16, scale, 0)[0] * truth.abs().max()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_a_variance_of_each_component_from_tiny_to_huge_with_components_and_keys_removed(function, backend):
+    case = make_case(function, sizes=(1, 2, 40, 70, 8, 4, 3), prior="component", mask="key")
+    case.tensors["variance"] = torch.tensor([1e-4, 1.0, 1e4]).double().view(1, 1, 3, 1)
+    case.tensors["log_prior"][0, 1, 2] = -torch.inf
+    case.tensors["attn_mask"][:, :, :, :64] = False  # a whole tile
+    truth = case.run("reference")
+    assert max(largest_errors(case.run(backend), truth).values()) < 1e-9
+    assert all(x.isfinite().all() for x in case.run(backend, torch.float32).values())
+    case.tensors["attn_mask"][:] = False
+    assert not any(x.any() for x in case.run(backend, torch.float32).values())

@@ -11,6 +11,8 @@ constexpr int64_t LINES = 8;  // of scores, whose gradients are summed up before
 // exp(-60): a rank-M factor this small still leaves float32 all its digits; beyond, exponents are added instead.
 constexpr double LARGEST_SPREAD = 60.0 * 1.4426950408889634;
 constexpr double LOG2_E = 1.4426950408889634;
+// 2 to less is nothing beside 1, in double too; it stands for -inf, which times 0 is not 0.
+constexpr int SMALLEST_EXPONENT = -150;
 
 template <typename T>
 struct Buffer {
@@ -443,16 +445,20 @@ struct Kernel {
             }
         });
         const int64_t shifts = p.shared ? M : 0;
+        const int64_t moments = p.d_sharpness ? MOMENTS * M : 0;
         Buffer<T> d_query(splits * pairs * L * feature_stride), d_row(splits * pairs * shifts * L + 1);
+        Buffer<double> sums(splits * pairs * L * moments + 1);
         for_all(pairs * splits, p.threads, [&](int64_t task) {
             const int64_t pair = task / splits, split = task % splits;
             T* dq = d_query.data + (split * pairs + pair) * L * feature_stride;
             T* dr = d_row.data + (split * pairs + pair) * shifts * L;
+            double* of_range = sums.data + (split * pairs + pair) * L * moments;
             std::memset(dq, 0, L * feature_stride * sizeof(T));
             std::memset(dr, 0, shifts * L * sizeof(T));
+            std::memset(of_range, 0, L * moments * sizeof(double));
             backward_range(pair, key_tiles * split / splits, key_tiles * (split + 1) / splits,
                            query.data + pair * L * feature_stride, grad.data + pair * L * value_stride,
-                           delta.data + pair * L, dq, dr);
+                           delta.data + pair * L, dq, dr, moments ? of_range : nullptr);
         });
         for_all(pairs, p.threads, [&](int64_t pair) {
             for (int64_t i = 0; i < L; ++i)
@@ -467,7 +473,31 @@ struct Kernel {
                 for (int64_t split = 0; split < splits; ++split) sum += d_row.data[(split * pairs + pair) * shifts * L + i];
                 static_cast<T*>(p.d_row)[pair * shifts * L + i] = sum;
             }
+            if (moments) sharpness_gradient(pair, splits, sums.data);
         });
+    }
+
+    // Of a query and a component, over the keys: ds x, ds, l P x and l P, where x = s - peak.
+    static constexpr int64_t MOMENTS = 4;
+
+    // da_r = sum_ij ds_ijr s_ijr of a factor a_r = 1 of a component's scores. Rounding leaves sum_jr ds_ijr = e_i where it should
+    // be 0, most of it from delta_i, so that P_ijr e_i is taken off.
+    void sharpness_gradient(int64_t pair, int64_t splits, const double* sums) const {
+        double gradient[8] = {};
+        for (int64_t i = 0; i < L; ++i) {
+            const double peak = static_cast<const T*>(p.peak)[pair * L + i];
+            if (peak == std::numeric_limits<double>::infinity()) continue;  // no key left
+            double of_row[8][MOMENTS] = {}, excess = 0;
+            for (int64_t split = 0; split < splits; ++split)
+                for (int64_t r = 0; r < M; ++r)
+                    for (int64_t m = 0; m < MOMENTS; ++m)
+                        of_row[r][m] += sums[(((split * pairs + pair) * L + i) * M + r) * MOMENTS + m];
+            for (int64_t r = 0; r < M; ++r) excess += of_row[r][1];
+            excess /= static_cast<const T*>(p.total)[pair * L + i];
+            for (int64_t r = 0; r < M; ++r)
+                gradient[r] += of_row[r][0] + peak * of_row[r][1] - excess * (of_row[r][2] + peak * of_row[r][3]);
+        }
+        for (int64_t r = 0; r < M; ++r) static_cast<T*>(p.d_sharpness)[pair * M + r] = T(gradient[r] / LOG2_E);
     }
 
     struct Tile {  // scratch of a backward range
@@ -482,7 +512,7 @@ struct Kernel {
     };
 
     void backward_range(int64_t pair, int64_t first_tile, int64_t last_tile, const T* query, const T* grad,
-                        const T* delta, T* d_query, T* d_row) const {
+                        const T* delta, T* d_query, T* d_row, double* moments) const {
         Tile t(*this);
         for (int64_t tile = first_tile; tile < last_tile; ++tile) {
             const int64_t first = tile * KEYS, count = min_of(KEYS, S - first);
@@ -498,7 +528,7 @@ struct Kernel {
                 for (int64_t q = 0; q < query_tiles; ++q) {
                     const Rows rows = rows_of(pair, q);
                     if (skips(rows, tile)) continue;
-                    backward_tile(t, rows, tile, query, grad, delta, d_query, d_row);
+                    backward_tile(t, rows, tile, query, grad, delta, d_query, d_row, moments);
                     move_sums(t.d_columns_of_tile.data, t.d_columns.data);
                 }
             }
@@ -524,7 +554,7 @@ struct Kernel {
     }
 
     void backward_tile(Tile& t, const Rows& rows, int64_t tile, const T* query, const T* grad, const T* delta,
-                       T* d_query, T* d_row) const {
+                       T* d_query, T* d_row, double* moments) const {
         const int64_t at = index(rows.pair, tile);
         const bool by_factor = uses_factor(rows, tile);
         const int64_t components = scores_of(rows, tile, t.scores.data);
@@ -547,8 +577,10 @@ struct Kernel {
                 hard_shared_line(t, rows, at, i, peak[i], delta[rows.first + i], d_row);
             else if (p.hard && components > 1)
                 hard_line(t, i, components, peak[i], delta[rows.first + i]);
+            else if (moments)
+                soft_line<true>(t, rows, i, components, peak[i], delta[rows.first + i], d_row, moments);
             else
-                soft_line(t, rows, i, components, peak[i], delta[rows.first + i], d_row);
+                soft_line<false>(t, rows, i, components, peak[i], delta[rows.first + i], d_row, nullptr);
             if (p.drop_below)
                 for (int64_t v = 0; v < VECTORS; ++v) store<T>(w + v * W, load<T>(w + v * W) * load<T>(kept + v * W));
             if (i % LINES == LINES - 1 || i == rows.count - 1) move_sums(t.d_columns_of_lines.data, t.d_columns_of_tile.data);
@@ -574,23 +606,38 @@ struct Kernel {
     }
 
     // Weights are 2^(s_ijr - peak_i), to be divided by the total that the gradient has been divided by; ds_ijr = P_ijr (dP_ij - delta_i)
-    void soft_line(Tile& t, const Rows& rows, int64_t i, int64_t components, T peak, T delta, T* d_row) const {
+    template <bool WITH_MOMENTS>
+    void soft_line(Tile& t, const Rows& rows, int64_t i, int64_t components, T peak, T delta, T* d_row,
+                   double* moments) const {
         T* s = t.scores.data + i * KEYS;
+        V sums[WITH_MOMENTS ? 8 : 1][MOMENTS] = {};
         for (int64_t v = 0; v < VECTORS; ++v) {
             const V d = load<T>(t.d_weights.data + i * KEYS + v * W) - delta;
             V all = {};
             for (int64_t r = 0; r < components; ++r) {
                 T* x = s + r * QUERIES * KEYS + v * W;
-                const V weight = exp2_of(load<T>(x) - peak);
+                const V exponent = load<T>(x) - peak;
+                const V weight = exp2_of(exponent);
                 const V ds = weight * d;
                 all += weight;
                 store<T>(x, ds);
+                if (WITH_MOMENTS) {
+                    const V finite = larger<T>(exponent, splat<T>(SMALLEST_EXPONENT));
+                    sums[r][0] += ds * finite;
+                    sums[r][1] += ds;
+                    sums[r][2] += weight * finite;
+                    sums[r][3] += weight;
+                }
                 T* column = t.d_columns_of_lines.data + r * KEYS + v * W;
                 store<T>(column, load<T>(column) + ds);
             }
             store<T>(t.weights.data + i * KEYS + v * W, all);
         }
         if (p.shared) add_row_gradients(s, rows, i, components, d_row);
+        if (WITH_MOMENTS)
+            for (int64_t r = 0; r < components; ++r)
+                for (int64_t m = 0; m < MOMENTS; ++m)
+                    moments[((rows.first + i) * M + r) * MOMENTS + m] += double(sum_of_lanes<T>(sums[r][m]));
     }
 
     void hard_line(Tile& t, int64_t i, int64_t components, T peak, T delta) const {

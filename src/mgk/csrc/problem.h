@@ -21,7 +21,9 @@ struct Problem {
     void* peak;          // (B, H, L), in units of log 2; +inf for a query with no key left
     void* total;         // (B, H, L), the sum of 2^(score - peak); 1 for a query with no key left
     const void* grad;    // (B, H, L, E)
-    void *d_query, *d_keys, *d_row, *d_column, *d_value;
+    void *d_query, *d_keys, *d_row, *d_column;
+    void* d_sharpness;  // (B, H, M) or null: of a factor of a component's scores that is 1
+    void* d_value;
     const void* query_weight;  // (B, L) or null, for the counts
     void* counts;              // (B, H, M, S)
 };

@@ -6,6 +6,10 @@ Gaussian kernel, expanded about the mean key c (identity 1): -|q - k|^2 / (2 sig
 |k-c|^2 / (2 sigma^2)
 - |q-c|^2 / (2 sigma^2); the last term is of i alone when sigma is common, and one more feature when it is not.
 Shifted keys (identity 2): s_ijr = base_ij + row_ir + column_jr, so the product q.k is needed once for all r.
+
+A variance that the positions of a component share is one factor of all its scores but the prior, a_r / sigma_r^2 with
+a_r = 1: its gradient sum_ij ds_ijr s_ijr is a sum that backends can take as they go, and more precisely than through
+the features, whose gradients are large and nearly cancel.
 """
 
 from typing import NamedTuple
@@ -14,7 +18,7 @@ import torch
 from torch import Tensor
 
 from mgk.functional import masks
-from mgk.functional.call import Call
+from mgk.functional.call import LOG_ZERO, Call, finest_dtype
 
 
 class Bilinear(NamedTuple):
@@ -24,10 +28,43 @@ class Bilinear(NamedTuple):
     keys: Tensor  # (B, H, M, S, F), or (B, H, 1, S, F) when all components share the product
     row: Tensor | None  # (B, H, M, L)
     column: Tensor  # (B, H, M, S)
+    sharpness: Tensor | None = None  # a (B, H, M), 1 everywhere: there for its gradient, where a variance is learned
 
 
-def from_call(call: Call) -> Bilinear:
-    """The features of a call in full precision."""
+def from_call(call: Call, takes_sharpness: bool = False) -> Bilinear:
+    """The features of a call in full precision; with a sharpness where that serves and the backend takes one.
+
+    Where sigma^2 is learned they are made in float64: its gradient adds up what flows back through them, so neither
+    their rounding nor that of the sum may come on top of the scores'.
+    """
+    if not call.learns_variance:
+        return _features(call)
+    exact = call.in_dtype(finest_dtype(call.query))
+    form = _sharpened(exact) if takes_sharpness and _has_variance_of_components(call) else _features(exact)
+    return Bilinear._make(x if x is None else x.to(call.query.dtype) for x in form)
+
+
+def _has_variance_of_components(call: Call) -> bool:
+    """Whether each component has a variance for all its positions, and the scores are its own but for the prior."""
+    assert isinstance(call.variance, Tensor)
+    adds_mask = call.attn_mask is not None and call.attn_mask.dtype != torch.bool
+    is_one_for_each = call.variance.shape[3] == 1 and not call.has_common_variance
+    return is_one_for_each and not adds_mask and not call.is_hard
+
+
+def _sharpened(call: Call) -> Bilinear:
+    """The features of a constant variance, and a_r = sigma_r^2 (constant) / sigma_r^2 in its place."""
+    assert isinstance(call.variance, Tensor)
+    constant = call.variance.detach()
+    form = _features(call._replace(variance=constant))
+    sharpness = (constant / call.variance).squeeze(3).expand(form.column.shape[:3])
+    if call.log_prior is None:
+        return form._replace(sharpness=sharpness)
+    without_prior = (1 - sharpness.unsqueeze(3)) * call.log_prior.detach().clamp_min(LOG_ZERO)
+    return form._replace(sharpness=sharpness, column=form.column + without_prior)
+
+
+def _features(call: Call) -> Bilinear:
     if call.shifts is not None and call.kernel == "gaussian" and call.has_common_variance:
         form = _shifted(call)
     else:

@@ -58,6 +58,16 @@ class Call(NamedTuple):
         return not isinstance(self.variance, Tensor) or self.variance.shape[2:] == (1, 1)
 
     @property
+    def learns_variance(self) -> bool:
+        """Whether sigma^2 has a gradient."""
+        return isinstance(self.variance, Tensor) and self.variance.requires_grad and torch.is_grad_enabled()
+
+    @property
+    def learns_prior(self) -> bool:
+        """Whether pi has a gradient."""
+        return self.log_prior is not None and self.log_prior.requires_grad and torch.is_grad_enabled()
+
+    @property
     def has_key_mask(self) -> bool:
         """Whether the mask is the same for every query."""
         return self.attn_mask is not None and self.attn_mask.shape[2] == 1
@@ -78,7 +88,7 @@ class Call(NamedTuple):
         the rounding errors of the L S terms that each component's gradient is a sum of.
         """
         prior = self.log_prior
-        if prior is None or prior.shape[3] != 1 or not (prior.requires_grad and torch.is_grad_enabled()):
+        if prior is None or prior.shape[3] != 1 or not self.learns_prior:
             return self
         prior = prior.to(compute_dtype(self.query))
         # clamped, so that a head whose components are all removed has a finite sum
@@ -86,7 +96,10 @@ class Call(NamedTuple):
 
     def at_full_precision(self) -> "Call":
         """The same call with half-precision tensors in float32, so that every sum is in float32 or better."""
-        dtype = compute_dtype(self.query)
+        return self.in_dtype(compute_dtype(self.query))
+
+    def in_dtype(self, dtype: torch.dtype) -> "Call":
+        """The same call with every tensor of numbers in a dtype."""
 
         def convert(tensor: Tensor | None) -> Tensor | None:
             return tensor.to(dtype) if tensor is not None and tensor.is_floating_point() else tensor
@@ -138,3 +151,8 @@ class Call(NamedTuple):
 def compute_dtype(tensor: Tensor) -> torch.dtype:
     """The dtype that sums are made in: float64 for float64, else float32."""
     return torch.float64 if tensor.dtype == torch.float64 else torch.float32
+
+
+def finest_dtype(tensor: Tensor) -> torch.dtype:
+    """float64 where the device has it, else float32: for gradients that add up the rounding of every pair."""
+    return torch.float32 if tensor.device.type == "mps" else torch.float64

@@ -26,7 +26,7 @@ def choose(call: Call) -> str:
     - few scores (2^16 at most): ``reference``
     - on the CPU, when the kernels are built and no mask needs a gradient: ``cpu``
     - a single query: ``reference``
-    - a soft E-step without dropout, and no mask needs a gradient: ``sdpa``
+    - a soft E-step without dropout, no mask needs a gradient, and on the CPU no variance does: ``sdpa``
     - anything else: ``blockwise``
     """
     if cpu.can_decode(call):
@@ -39,7 +39,7 @@ def choose(call: Call) -> str:
         return cpu.NAME
     if num_queries == 1:
         return reference.NAME
-    return sdpa.NAME if sdpa.refusal(call) is None else blockwise.NAME
+    return sdpa.NAME if sdpa.refusal(call) is None and not sdpa.takes_float64(call) else blockwise.NAME
 
 
 def attention(call: Call, backend: str) -> Tensor:

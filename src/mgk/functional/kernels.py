@@ -37,7 +37,7 @@ class _Problem(ctypes.Structure):
         ("seed", ctypes.c_uint64),
         ("drop_below", ctypes.c_int64),
         *((name, ctypes.c_void_p) for name in ("out", "peak", "total", "grad")),
-        *((name, ctypes.c_void_p) for name in ("d_query", "d_keys", "d_row", "d_column", "d_value")),
+        *((name, ctypes.c_void_p) for name in ("d_query", "d_keys", "d_row", "d_column", "d_sharpness", "d_value")),
         *((name, ctypes.c_void_p) for name in ("query_weight", "counts")),
     )
 
@@ -143,12 +143,7 @@ def counts(form: Bilinear, mask: Tensor | None, query_mask: Tensor | None, is_ha
 
 def contiguous(form: Bilinear) -> Bilinear:
     """The form as the kernels read it."""
-    return Bilinear(
-        form.query.contiguous(),
-        form.keys.contiguous(),
-        None if form.row is None else form.row.contiguous(),
-        form.column.contiguous(),
-    )
+    return Bilinear._make(x if x is None else x.contiguous() for x in form)
 
 
 def decode(

@@ -29,6 +29,7 @@ class Gradients(NamedTuple):
     keys: Tensor
     row: Tensor | None
     column: Tensor
+    sharpness: Tensor | None
     value: Tensor
     mask: Tensor | None
 
@@ -53,7 +54,7 @@ Backward = Callable[[Tensor, bilinear.Bilinear, Tensor, Tensor | None, Tensor | 
 def attention(name: str, call: Call) -> Tensor:
     """The output of a call by the operators that were registered under ``name``."""
     call = call.with_normalised_prior().with_key_mask_in_prior().at_full_precision()
-    form = bilinear.from_call(call)
+    form = bilinear.from_call(call, takes_sharpness=True)
     # on the CPU, where it can be read without waiting for a device
     seed = torch.randint(2**62, (1,), device="cpu") if call.dropout_p > 0 else None
     operator = getattr(torch.ops.mgk, f"{name}_forward")
@@ -63,7 +64,8 @@ def attention(name: str, call: Call) -> Tensor:
 
 # torch.library.custom_op would import torch._dynamo, two seconds, at the first call; the plain registration does not.
 _library = torch.library.Library("mgk", "FRAGMENT")
-_INPUTS = "Tensor query, Tensor keys, Tensor? row, Tensor column, Tensor value, Tensor? mask, Tensor? seed"
+_FORM = "Tensor query, Tensor keys, Tensor? row, Tensor column, Tensor? sharpness"
+_INPUTS = f"{_FORM}, Tensor value, Tensor? mask, Tensor? seed"
 _OPTIONS = "bool is_hard, bool is_causal, float dropout_p"
 
 
@@ -72,7 +74,7 @@ def register(name: str, forward: Forward, backward: Backward) -> None:
     _library.define(f"{name}_forward({_INPUTS}, {_OPTIONS}) -> (Tensor, Tensor, Tensor)")
     _library.define(
         f"{name}_backward(Tensor grad, {_INPUTS}, Tensor out, Tensor peak, Tensor total, {_OPTIONS},"
-        " bool needs_mask_grad) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
+        " bool needs_mask_grad) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
     )
     _library.impl(f"{name}_forward", _flat_forward(forward), "CompositeExplicitAutograd")
     _library.impl(f"{name}_backward", _flat_backward(backward), "CompositeExplicitAutograd")
@@ -90,6 +92,7 @@ def _flat_forward(forward: Forward) -> Callable[..., tuple[Tensor, Tensor, Tenso
         keys: Tensor,
         row: Tensor | None,
         column: Tensor,
+        sharpness: Tensor | None,
         value: Tensor,
         mask: Tensor | None,
         seed: Tensor | None,
@@ -98,7 +101,7 @@ def _flat_forward(forward: Forward) -> Callable[..., tuple[Tensor, Tensor, Tenso
         dropout_p: float,
     ) -> tuple[Tensor, Tensor, Tensor]:
         options = Options(is_hard, is_causal, dropout_p)
-        return forward(bilinear.Bilinear(query, keys, row, column), value, mask, seed, options)
+        return forward(bilinear.Bilinear(query, keys, row, column, sharpness), value, mask, seed, options)
 
     return flat
 
@@ -110,6 +113,7 @@ def _flat_backward(backward: Backward) -> Callable[..., tuple[Tensor, ...]]:
         keys: Tensor,
         row: Tensor | None,
         column: Tensor,
+        sharpness: Tensor | None,
         value: Tensor,
         mask: Tensor | None,
         seed: Tensor | None,
@@ -121,7 +125,7 @@ def _flat_backward(backward: Backward) -> Callable[..., tuple[Tensor, ...]]:
         dropout_p: float,
         needs_mask_grad: bool,
     ) -> tuple[Tensor, ...]:
-        form = bilinear.Bilinear(query, keys, row, column)
+        form = bilinear.Bilinear(query, keys, row, column, sharpness)
         options = Options(is_hard, is_causal, dropout_p)
         gradients = backward(grad, form, value, mask, seed, Saved(out, peak, total), options, needs_mask_grad)
         # an operator has no optional results
@@ -131,7 +135,13 @@ def _flat_backward(backward: Backward) -> Callable[..., tuple[Tensor, ...]]:
 
 
 def _fake_forward(
-    query: Tensor, keys: Tensor, row: Tensor | None, column: Tensor, value: Tensor, *others: object
+    query: Tensor,
+    keys: Tensor,
+    row: Tensor | None,
+    column: Tensor,
+    sharpness: Tensor | None,
+    value: Tensor,
+    *others: object,
 ) -> tuple[Tensor, Tensor, Tensor]:
     per_query = query.shape[:3]
     return query.new_empty(*per_query, value.shape[-1]), query.new_empty(per_query), query.new_empty(per_query)
@@ -143,6 +153,7 @@ def _fake_backward(
     keys: Tensor,
     row: Tensor | None,
     column: Tensor,
+    sharpness: Tensor | None,
     value: Tensor,
     mask: Tensor | None,
     *others: object,
@@ -151,7 +162,8 @@ def _fake_backward(
         return query.new_empty(0) if tensor is None else tensor.new_empty(tensor.shape)
 
     needs_mask_grad = others[-1]
-    return like(query), like(keys), like(row), like(column), like(value), like(mask if needs_mask_grad else None)
+    form = (query, keys, row, column, sharpness)
+    return *map(like, form), like(value), like(mask if needs_mask_grad else None)
 
 
 def _setup_context(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
@@ -163,11 +175,11 @@ def _setup_context(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
 def _autograd_backward(name: str) -> Callable[..., tuple[Tensor | None, ...]]:
     def backward(ctx, grad, *unused):  # type: ignore[no-untyped-def]
         *inputs, out, peak, total = ctx.saved_tensors
-        needs_mask_grad = inputs[5] is not None and ctx.needs_input_grad[5]
+        needs_mask_grad = inputs[6] is not None and ctx.needs_input_grad[6]
         operator = getattr(torch.ops.mgk, f"{name}_backward")
         with without_autocast(out):
             gradients = operator(grad, *inputs, out, peak, total, *ctx.options, needs_mask_grad)
-        is_wanted = [True, True, inputs[2] is not None, True, True, needs_mask_grad]
+        is_wanted = [*(x is not None for x in inputs[:6]), needs_mask_grad]
         given = [gradient if wanted else None for gradient, wanted in zip(gradients, is_wanted, strict=True)]
         return *given, None, None, None, None
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import dropout
 
 from mgk.functional import masks
-from mgk.functional.call import Call
+from mgk.functional.call import Call, finest_dtype
 
 NAME = "reference"
 VARIANCE_FLOOR = 1e-6
@@ -41,8 +41,12 @@ def refusal(call: Call) -> str | None:
 
 
 def attention(call: Call) -> Tensor:
-    """h_i = sum_j A_ij v_j (Eq. 10), dropout acting on A_ij."""
-    call = call.at_full_precision()
+    """h_i = sum_j A_ij v_j (Eq. 10), dropout acting on A_ij.
+
+    In float64 where a prior or a variance learns: their gradients add up the rounding of every pair.
+    """
+    adds_up_pairs = call.learns_prior or call.learns_variance
+    call = call.in_dtype(finest_dtype(call.query)) if adds_up_pairs else call.at_full_precision()
     return dropout(weights(call), call.dropout_p) @ call.value
 
 

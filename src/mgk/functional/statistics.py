@@ -81,7 +81,9 @@ def linear_counts(
 
 def _moments(call: Call, query_mask: Tensor | None, points: Tensor | None) -> list[Tensor]:
     form = bilinear.from_call(call)
-    return torch.ops.mgk.responsibility_moments(*form, call.attn_mask, query_mask, points, call.is_hard, call.is_causal)
+    scores = (form.query, form.keys, form.row, form.column)
+    masks = (call.attn_mask, query_mask)
+    return torch.ops.mgk.responsibility_moments(*scores, *masks, points, call.is_hard, call.is_causal)
 
 
 def _responsibility_moments(

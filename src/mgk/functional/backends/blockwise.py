@@ -3,7 +3,7 @@
 Forward, for a block of queries, over the blocks of keys: m <- max(m, s), p_ij = sum_r exp(s_ijr - m_i) (soft) or
 exp(max_r s_ijr - m_i) (hard), l <- l exp(m_old - m) + sum_j p_ij, o likewise with p_ij v_j; h = o / l.
 Backward recomputes the scores: with P_ijr = exp(s_ijr - m_i) / l_i, dP_ij = dh_i . v_j and delta_i = dh_i . h_i,
-ds_ijr = P_ijr (dP_ij - delta_i), for the winner alone when the E-step is hard.
+ds_ijr = P_ijr (dP_ij - delta_i), for the winner alone when the E-step is hard. Of a sharpness: see :class:`_Sharpness`.
 """
 
 import torch
@@ -12,11 +12,13 @@ from torch import Tensor
 from mgk.functional import bilinear, operators
 from mgk.functional.bilinear import Bilinear
 from mgk.functional.blocks import block_number, blocks
-from mgk.functional.call import Call
+from mgk.functional.call import Call, finest_dtype
 from mgk.functional.operators import Gradients, Options, Saved
 
 NAME = "blockwise"
 SHORT_SUM = 64
+# exp of less is nothing beside 1, in float64 too; it stands for -inf, which times 0 is not 0.
+SMALLEST_EXPONENT = -100.0
 
 
 def refusal(call: Call) -> str | None:
@@ -69,11 +71,12 @@ def _backward(
     options: Options,
     needs_mask_grad: bool,
 ) -> Gradients:
-    query, keys, row, column = form
+    query, keys, row, column, _ = form
     grads = [torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (query, keys, column, value)]
     d_query, d_keys, d_column, d_value = grads
     d_row = None if row is None else torch.zeros_like(row)
     d_mask = torch.zeros_like(mask) if mask is not None and needs_mask_grad else None
+    sharpness = None if form.sharpness is None else _Sharpness(form, saved)
     grad = grad / saved.total.unsqueeze(-1)  # dP, delta and dv are linear in it, so no weight needs to be divided
     delta = (grad * saved.out).sum(-1, keepdim=True)
     for rows, column_blocks in blocks(form, options.is_causal):
@@ -82,7 +85,9 @@ def _backward(
             scores = bilinear.scores_of_block(form, mask, options.is_causal, rows, columns)
             if options.is_hard:
                 scores, winner = scores.max(2, keepdim=True)
-            weights = scores.sub_(block_peak).exp_()  # l_i P_ijr (B, H, M, l, s), M = 1 when hard
+            exponents = scores.sub_(block_peak)
+            # l_i P_ijr (B, H, M, l, s), M = 1 when hard
+            weights = exponents.exp_() if sharpness is None else exponents.exp()
             d_weights = block_grad @ value[:, :, columns].mT  # (B, H, l, s)
             used = weights.sum(2) if weights.shape[2] > 1 else weights[:, :, 0]
             if seed is not None:
@@ -90,7 +95,10 @@ def _backward(
                 d_weights *= kept
                 used = used * kept
             d_value[:, :, columns] += used.mT @ block_grad
-            d_scores = weights.mul_(d_weights.sub_(delta[:, :, rows]).unsqueeze(2))
+            d_weights = d_weights.sub_(delta[:, :, rows]).unsqueeze(2)
+            if sharpness is not None:
+                sharpness.add(rows, exponents, weights, weights * d_weights)
+            d_scores = weights.mul_(d_weights)
             if d_mask is not None:
                 _add_to_mask_grad(d_mask, d_scores.sum(2), rows, columns)
             if options.is_hard:
@@ -102,7 +110,35 @@ def _backward(
                 d_scores = d_scores.sum(2, keepdim=True)
             d_query[:, :, rows] += (d_scores @ keys[:, :, :, columns]).sum(2)
             d_keys[:, :, :, columns] += d_scores.mT @ query[:, :, None, rows]
-    return Gradients(d_query, d_keys, d_row, d_column, d_value, d_mask)
+    d_sharpness = None if sharpness is None else sharpness.gradient().to(query.dtype)
+    return Gradients(d_query, d_keys, d_row, d_column, d_sharpness, d_value, d_mask)
+
+
+class _Sharpness:
+    """da_r = sum_ij ds_ijr s_ijr of a factor a_r = 1 of a component's scores, row by row, with s = x + m and x = s - m.
+
+    Rounding leaves sum_jr ds_ijr = e_i where it should be 0, most of it from delta_i, so P_ijr e_i is taken off:
+    da_r = sum_i (sum_j ds x + m_i sum_j ds - e_i (sum_j P x + m_i sum_j P)).
+    """
+
+    def __init__(self, form: Bilinear, saved: Saved) -> None:
+        shape = (4, *form.column.shape[:3], form.query.shape[2])
+        self._sums = torch.zeros(shape, dtype=finest_dtype(form.query), device=form.query.device)
+        self._peak = saved.peak.masked_fill(saved.peak == torch.inf, 0.0).unsqueeze(2)
+        self._total = saved.total.unsqueeze(2)
+
+    def add(self, rows: slice, exponents: Tensor, weights: Tensor, d_scores: Tensor) -> None:
+        """The sums of a block, of x, l P and ds (B, H, M, l, s)."""
+        exponents = exponents.clamp_min_(SMALLEST_EXPONENT)
+        summed = (d_scores * exponents, d_scores, weights * exponents, weights)
+        for sums, terms in zip(self._sums, summed, strict=True):
+            sums[..., rows] += terms.sum(4)
+
+    def gradient(self) -> Tensor:
+        """The gradient of the sharpness (B, H, M)."""
+        ds_x, ds, p_x, p = self._sums
+        defect = ds.sum(2, keepdim=True) / self._total
+        return (ds_x + self._peak * ds - defect * (p_x + self._peak * p)).sum(3)
 
 
 def _in_short_sums(weights: Tensor, value: Tensor) -> Tensor:

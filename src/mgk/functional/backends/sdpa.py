@@ -42,6 +42,11 @@ def refusal(call: Call) -> str | None:
     return None
 
 
+def takes_float64(call: Call) -> bool:
+    """Whether the CPU's float32 kernels would leave too little of the gradient of sigma^2, a sum over every pair."""
+    return call.learns_variance and call.query.device.type == "cpu"
+
+
 def attention(call: Call) -> Tensor:
     """h_i = sum_j A_ij v_j (Eq. 10)."""
     if _is_softmax(call):
@@ -49,7 +54,7 @@ def attention(call: Call) -> Tensor:
     call = call.with_normalised_prior().with_key_mask_in_prior()
     if _fits_bfloat16(call):
         return _split_bias(call)
-    call = call.at_full_precision()
+    call = call.in_dtype(torch.float64) if takes_float64(call) else call.at_full_precision()
     form = _near_zero(call, bilinear.from_call(call))
     if form.row is None:
         return _all_components(call, form)
