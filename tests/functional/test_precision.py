@@ -54,7 +54,7 @@ def test_float32_of_unit_normal_inputs(function, e_step, backend, seed):
 def test_float32_gradients_of_what_all_positions_share(function, backend, is_causal, variance):
     """The hardest figures, sums over 262,144 pairs: some seeds are much worse than others.
 
-    The kernels pass 5e-6 for two of the 384 cases with a variance, which is often small here, by 13% at most.
+    The kernels pass 5e-6 for two of their 128 cases with a variance, which is often small here, by 13% at most.
     """
     bound = 5e-6 if variance is None or backend != "cpu" else 6e-6
     for seed in range(16):
