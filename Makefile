@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint docs format bench sanitize clean
+.PHONY: demo test lint docs format bench sanitize neon clean
 .DEFAULT_GOAL := test
 
 $(VENV)/.ready: pyproject.toml setup.py $(wildcard src/mgk/csrc/*)
@@ -40,6 +40,14 @@ sanitize: $(VENV)/.ready ## the kernels' tests with AddressSanitizer and Undefin
 		-o build/sanitize/_kernels.so src/mgk/csrc/*.cpp
 	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 \
 		MGK_KERNELS_FOLDER=build/sanitize $(BIN)/python -m pytest --quiet tests/functional/test_kernels.py
+
+NEON_CXX ?= aarch64-linux-gnu-g++
+neon: $(VENV)/.ready ## the kernels' tests with a build for AArch64, in an emulator
+	mkdir -p build/neon
+	$(NEON_CXX) -std=gnu++17 -O3 -fno-tree-slp-vectorize -Wno-psabi -pthread -static \
+		-o build/neon/worker tests/neon/worker.cpp src/mgk/csrc/*.cpp
+	PYTHONPATH=tests/neon MGK_NEON_WORKER="qemu-aarch64 build/neon/worker" $(BIN)/python -m pytest --quiet -p emulated \
+		tests/functional/test_kernels.py -k "not avx and not forked and not library and not set_that_is"
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info

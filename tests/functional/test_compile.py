@@ -84,15 +84,15 @@ def test_lengths_may_be_dynamic():
 
 @pytest.mark.parametrize("function", ["mixture", "shifted"])
 @pytest.mark.parametrize("mask", [None, "pair", "float"])
-@pytest.mark.parametrize("variance", [None, "component"])
+@pytest.mark.parametrize("variance", [None, "head", "component"])
 @pytest.mark.parametrize("e_step", ["soft", "hard"])
 def test_operators_pass_opcheck(function, mask, e_step, variance):
     case = make_case(function, sizes=(1, 2, 9, 8, 4, 3, 2), mask=mask, prior="component", variance=variance)
     if variance is not None:
         case.tensors["variance"].requires_grad_()
     call = call_of(case)._replace(e_step=e_step)
-    form = bilinear.from_call(call, takes_sharpness=True)
-    assert (form.sharpness is not None) == (variance is not None and mask != "float" and e_step == "soft")
+    form = bilinear.from_call(call, takes_affine=True)
+    assert (form.affine is not None) == (variance is not None and mask != "float" and e_step == "soft")
     form = [x if x is None else x.detach().requires_grad_() for x in form]
     if call.attn_mask is not None and call.attn_mask.is_floating_point():
         call.attn_mask.requires_grad_()

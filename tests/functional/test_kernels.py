@@ -39,9 +39,10 @@ def test_every_instruction_set_agrees_with_the_reference(instruction_set, functi
 
 @pytest.mark.parametrize("prior", [None, "component", "position"])
 @pytest.mark.parametrize("mask", [None, "key", "pair"])
-def test_a_variance_of_each_component_with_every_instruction_set(instruction_set, mask, prior):
-    for function, mixtures, threads in itertools.product(FUNCTIONS, (2, 8), (1, 2)):
-        options = {"variance": "component", "prior": prior, "mask": mask, "is_causal": True}
+def test_a_variance_that_positions_share_with_every_instruction_set(instruction_set, mask, prior):
+    sweep = itertools.product(FUNCTIONS, ("head", "component"), (2, 8), (1, 2))
+    for function, variance, mixtures, threads in sweep:
+        options = {"variance": variance, "prior": prior, "mask": mask, "is_causal": True}
         case = make_case(function, sizes=(2, 2, 100, 140, 5, 6, mixtures), **options)
         case.tensors["upstream"] = case.tensors["upstream"].float().double()
         before = torch.get_num_threads()

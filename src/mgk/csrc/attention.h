@@ -95,7 +95,7 @@ struct Kernel {
         : p(problem), M(p.mixtures), L(p.num_queries), S(p.num_keys), F(p.width), E(p.value_width),
           sources(p.shared ? 1 : M), value_stride(padded<T>(E)), feature_stride(padded<T>(F)),
           key_tiles(ceil_div(S, KEYS)), query_tiles(ceil_div(L, QUERIES)), pairs(p.batch * p.heads),
-          counts(what == COUNT), factored(p.shared && !p.hard && M > 1 && !counts),
+          counts(what == COUNT), factored(p.shared && !p.hard && M > 1 && !counts && !p.d_affine),
           keys_t(pairs * key_tiles * sources * F * KEYS), columns(pairs * key_tiles * M * KEYS),
           values(pairs * key_tiles * KEYS * value_stride), bases(factored ? pairs * key_tiles * KEYS : 1),
           factors(factored ? pairs * key_tiles * M * KEYS : 1), spreads(pairs * key_tiles), alive(pairs * key_tiles) {
@@ -445,7 +445,7 @@ struct Kernel {
             }
         });
         const int64_t shifts = p.shared ? M : 0;
-        const int64_t moments = p.d_sharpness ? MOMENTS * M : 0;
+        const int64_t moments = p.d_affine ? MOMENTS * M : 0;
         Buffer<T> d_query(splits * pairs * L * feature_stride), d_row(splits * pairs * shifts * L + 1);
         Buffer<double> sums(splits * pairs * L * moments + 1);
         for_all(pairs * splits, p.threads, [&](int64_t task) {
@@ -473,20 +473,25 @@ struct Kernel {
                 for (int64_t split = 0; split < splits; ++split) sum += d_row.data[(split * pairs + pair) * shifts * L + i];
                 static_cast<T*>(p.d_row)[pair * shifts * L + i] = sum;
             }
-            if (moments) sharpness_gradient(pair, splits, sums.data);
+            if (moments) affine_gradient(pair, splits, sums.data);
         });
     }
 
     // Of a query and a component, over the keys: ds x, ds, l P x and l P, where x = s - peak.
     static constexpr int64_t MOMENTS = 4;
 
-    // da_r = sum_ij ds_ijr s_ijr of a factor a_r = 1 of a component's scores. Rounding leaves sum_jr ds_ijr = e_i where it should
-    // be 0, most of it from delta_i, so that P_ijr e_i is taken off.
-    void sharpness_gradient(int64_t pair, int64_t splits, const double* sums) const {
-        double gradient[8] = {};
+    // da_ir = sum_j ds_ijr s_ijr and db_ir = sum_j ds_ijr of a_ir s_ijr + b_ir. Rounding leaves sum_jr ds_ijr = e_i where it
+    // should be 0, most of it from delta_i, so that P_ijr e_i is taken off.
+    void affine_gradient(int64_t pair, int64_t splits, const double* sums) const {
+        double* d_factor = p.d_affine + pair * M * L;
+        double* d_addend = d_factor + pairs * M * L;
         for (int64_t i = 0; i < L; ++i) {
-            const double peak = static_cast<const T*>(p.peak)[pair * L + i];
-            if (peak == std::numeric_limits<double>::infinity()) continue;  // no key left
+            double peak = static_cast<const T*>(p.peak)[pair * L + i];
+            if (peak == std::numeric_limits<double>::infinity()) {  // no key left
+                for (int64_t r = 0; r < M; ++r) d_factor[r * L + i] = d_addend[r * L + i] = 0;
+                continue;
+            }
+            if (p.shared) peak += largest_row(pair, i);  // which the scores of a tile are without
             double of_row[8][MOMENTS] = {}, excess = 0;
             for (int64_t split = 0; split < splits; ++split)
                 for (int64_t r = 0; r < M; ++r)
@@ -494,10 +499,18 @@ struct Kernel {
                         of_row[r][m] += sums[(((split * pairs + pair) * L + i) * M + r) * MOMENTS + m];
             for (int64_t r = 0; r < M; ++r) excess += of_row[r][1];
             excess /= static_cast<const T*>(p.total)[pair * L + i];
-            for (int64_t r = 0; r < M; ++r)
-                gradient[r] += of_row[r][0] + peak * of_row[r][1] - excess * (of_row[r][2] + peak * of_row[r][3]);
+            for (int64_t r = 0; r < M; ++r) {
+                const double of_scores = of_row[r][1] - excess * of_row[r][3];
+                d_factor[r * L + i] = (of_row[r][0] - excess * of_row[r][2] + peak * of_scores) / LOG2_E;
+                d_addend[r * L + i] = of_scores;
+            }
         }
-        for (int64_t r = 0; r < M; ++r) static_cast<T*>(p.d_sharpness)[pair * M + r] = T(gradient[r] / LOG2_E);
+    }
+
+    T largest_row(int64_t pair, int64_t i) const {
+        T high = NONE;
+        for (int64_t r = 0; r < M; ++r) high = max_of(high, row_of(pair)[r * L + i] * T(LOG2_E));
+        return high;
     }
 
     struct Tile {  // scratch of a backward range

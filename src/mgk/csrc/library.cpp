@@ -43,7 +43,7 @@ int check(const Problem& p, int what) {
     if (what == COUNT && !p.counts) return MISSING_POINTER;
     if (what == BACKWARD && (!p.grad || !p.d_query || !p.d_keys || !p.d_column || !p.d_value || (p.shared && !p.d_row)))
         return MISSING_POINTER;
-    if (p.d_sharpness && (p.shared || p.hard)) return BAD_SIZE;
+    if (p.d_affine && p.hard) return BAD_SIZE;
     return OK;
 }
 

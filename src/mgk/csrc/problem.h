@@ -22,7 +22,7 @@ struct Problem {
     void* total;         // (B, H, L), the sum of 2^(score - peak); 1 for a query with no key left
     const void* grad;    // (B, H, L, E)
     void *d_query, *d_keys, *d_row, *d_column;
-    void* d_sharpness;  // (B, H, M) or null: of a factor of a component's scores that is 1
+    double* d_affine;  // (2, B, H, M, L) or null: of a_ir = 1 and b_ir = 0 in a_ir s_ijr + b_ir
     void* d_value;
     const void* query_weight;  // (B, L) or null, for the counts
     void* counts;              // (B, H, M, S)

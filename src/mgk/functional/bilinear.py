@@ -7,9 +7,9 @@ Gaussian kernel, expanded about the mean key c (identity 1): -|q - k|^2 / (2 sig
 - |q-c|^2 / (2 sigma^2); the last term is of i alone when sigma is common, and one more feature when it is not.
 Shifted keys (identity 2): s_ijr = base_ij + row_ir + column_jr, so the product q.k is needed once for all r.
 
-A variance that the positions of a component share is one factor of all its scores but the prior, a_r / sigma_r^2 with
-a_r = 1: its gradient sum_ij ds_ijr s_ijr is a sum that backends can take as they go, and more precisely than through
-the features, whose gradients are large and nearly cancel.
+A variance and a prior that the positions of a component share are a factor and an addend of its scores, a_ir s_ijr +
+b_ir with a = 1 and b = 0: their gradients sum_j ds_ijr s_ijr and sum_j ds_ijr are sums that backends can take as they
+go, and more precisely than through the features, whose gradients are large and nearly cancel.
 """
 
 from typing import NamedTuple
@@ -28,11 +28,12 @@ class Bilinear(NamedTuple):
     keys: Tensor  # (B, H, M, S, F), or (B, H, 1, S, F) when all components share the product
     row: Tensor | None  # (B, H, M, L)
     column: Tensor  # (B, H, M, S)
-    sharpness: Tensor | None = None  # a (B, H, M), 1 everywhere: there for its gradient, where a variance is learned
+    # a = 1 and b = 0 (2, B, H, M, L), in the finest dtype: there for their gradients, where a variance is learned
+    affine: Tensor | None = None
 
 
-def from_call(call: Call, takes_sharpness: bool = False) -> Bilinear:
-    """The features of a call in full precision; with a sharpness where that serves and the backend takes one.
+def from_call(call: Call, takes_affine: bool = False) -> Bilinear:
+    """The features of a call in full precision; with an affine map where that serves and the backend takes one.
 
     Where sigma^2 is learned they are made in float64: its gradient adds up what flows back through them, so neither
     their rounding nor that of the sum may come on top of the scores'.
@@ -40,28 +41,40 @@ def from_call(call: Call, takes_sharpness: bool = False) -> Bilinear:
     if not call.learns_variance:
         return _features(call)
     exact = call.in_dtype(finest_dtype(call.query))
-    form = _sharpened(exact) if takes_sharpness and _has_variance_of_components(call) else _features(exact)
-    return Bilinear._make(x if x is None else x.to(call.query.dtype) for x in form)
+    form = _with_affine(exact) if takes_affine and _is_affine(call) else _features(exact)
+    rounded = Bilinear._make(x if x is None else x.to(call.query.dtype) for x in form)
+    return rounded._replace(affine=form.affine)
 
 
-def _has_variance_of_components(call: Call) -> bool:
-    """Whether each component has a variance for all its positions, and the scores are its own but for the prior."""
+def _is_affine(call: Call) -> bool:
+    """Whether the variance divides all scores of a component, but for the prior, and nothing else."""
     assert isinstance(call.variance, Tensor)
     adds_mask = call.attn_mask is not None and call.attn_mask.dtype != torch.bool
-    is_one_for_each = call.variance.shape[3] == 1 and not call.has_common_variance
-    return is_one_for_each and not adds_mask and not call.is_hard
+    return call.variance.shape[3] == 1 and not adds_mask and not call.is_hard
 
 
-def _sharpened(call: Call) -> Bilinear:
-    """The features of a constant variance, and a_r = sigma_r^2 (constant) / sigma_r^2 in its place."""
+def _with_affine(call: Call) -> Bilinear:
+    """The features of a constant variance and prior, sigma_0^2 and pi_0: s_0 = x / sigma_0^2 + log pi_0.
+
+    a = sigma_0^2 / sigma^2 and b = log pi - a log pi_0 make a s_0 + b = x / sigma^2 + log pi. The features leave y_i
+    out of s_0, and a y_i is of i alone only while a = 1: b takes (a - 1) y_i. A prior of positions stays in its column.
+    """
     assert isinstance(call.variance, Tensor)
-    constant = call.variance.detach()
-    form = _features(call._replace(variance=constant))
-    sharpness = (constant / call.variance).squeeze(3).expand(form.column.shape[:3])
+    constant = call._replace(variance=call.variance.detach())
+    factor = constant.variance / call.variance  # (B, H, M or 1, 1)
+    addend = (factor - 1) * _left_out(constant)  # (B, H, M or 1, L)
     if call.log_prior is None:
-        return form._replace(sharpness=sharpness)
-    without_prior = (1 - sharpness.unsqueeze(3)) * call.log_prior.detach().clamp_min(LOG_ZERO)
-    return form._replace(sharpness=sharpness, column=form.column + without_prior)
+        form = _features(constant)
+    else:
+        constant_prior = call.log_prior.detach().clamp_min(LOG_ZERO)
+        if call.log_prior.shape[3] == 1:
+            form = _features(constant._replace(log_prior=call.log_prior.detach()))
+            addend = addend + call.log_prior.clamp_min(LOG_ZERO) - factor * constant_prior
+        else:
+            form = _features(constant)
+            form = form._replace(column=form.column + (1 - factor) * constant_prior)
+    shape = (*form.column.shape[:3], call.num_queries)
+    return form._replace(affine=torch.stack([factor.expand(shape), addend.expand(shape)]))
 
 
 def _features(call: Call) -> Bilinear:
@@ -95,8 +108,22 @@ def _gaussian(call: Call) -> Bilinear:
         return Bilinear(query / call.variance, keys, None, -half_norm / call.variance)
     inverse = 1 / torch.as_tensor(call.variance).expand(keys.shape[:-1])
     query = torch.cat([query, query.square().sum(-1, keepdim=True) / 2], -1)
-    keys = torch.cat([keys * inverse.unsqueeze(-1), -inverse.unsqueeze(-1)], -1)
+    keys = torch.cat([keys * inverse.unsqueeze(-1), (_common_inverse(call) - inverse).unsqueeze(-1)], -1)
     return Bilinear(query, keys, None, -half_norm * inverse)
+
+
+def _common_inverse(call: Call) -> Tensor:
+    """What 1 / sigma_r^2 of all components have in common, where positions share it: the mean (B, H, 1, 1), else 0."""
+    variance = torch.as_tensor(call.variance)
+    return (1 / variance).mean(2, keepdim=True) if variance.shape[3] == 1 else torch.zeros_like(variance[:, :, :1, :1])
+
+
+def _left_out(call: Call) -> Tensor:
+    """y_i = -|q_i - c|^2 / 2 times what all 1 / sigma_r^2 have in common: of i alone, and no part of the features."""
+    if call.kernel == "dot" or call.has_common_variance:  # a common factor leaves it of i alone
+        return call.query.new_zeros(*call.query.shape[:2], 1, 1)
+    half_norm = (call.query - call.with_expanded_keys().centre()).square().sum(-1) / 2  # (B, H, L)
+    return -half_norm.unsqueeze(2) * _common_inverse(call)
 
 
 def _shifted(call: Call) -> Bilinear:

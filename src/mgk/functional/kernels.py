@@ -37,7 +37,7 @@ class _Problem(ctypes.Structure):
         ("seed", ctypes.c_uint64),
         ("drop_below", ctypes.c_int64),
         *((name, ctypes.c_void_p) for name in ("out", "peak", "total", "grad")),
-        *((name, ctypes.c_void_p) for name in ("d_query", "d_keys", "d_row", "d_column", "d_sharpness", "d_value")),
+        *((name, ctypes.c_void_p) for name in ("d_query", "d_keys", "d_row", "d_column", "d_affine", "d_value")),
         *((name, ctypes.c_void_p) for name in ("query_weight", "counts")),
     )
 

@@ -3,13 +3,15 @@
 ``torch.compile(fullgraph=True)`` sees one node for each; autograd calls the backward with what the forward saved.
 """
 
-from collections.abc import Callable
-from typing import NamedTuple
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from mgk.functional import bilinear
+from mgk.functional.bilinear import Bilinear
 from mgk.functional.call import Call
 from mgk.functional.precision import without_autocast
 
@@ -29,7 +31,7 @@ class Gradients(NamedTuple):
     keys: Tensor
     row: Tensor | None
     column: Tensor
-    sharpness: Tensor | None
+    affine: Tensor | None
     value: Tensor
     mask: Tensor | None
 
@@ -46,15 +48,15 @@ class Saved(NamedTuple):
 
 
 # (form, value, mask, seed, options) -> what is saved
-Forward = Callable[[bilinear.Bilinear, Tensor, Tensor | None, Tensor | None, Options], Saved]
+Forward = Callable[[Bilinear, Tensor, Tensor | None, Tensor | None, Options], Saved]
 # (grad, form, value, mask, seed, saved, options, needs_mask_grad) -> the gradients
-Backward = Callable[[Tensor, bilinear.Bilinear, Tensor, Tensor | None, Tensor | None, Saved, Options, bool], Gradients]
+Backward = Callable[[Tensor, Bilinear, Tensor, Tensor | None, Tensor | None, Saved, Options, bool], Gradients]
 
 
 def attention(name: str, call: Call) -> Tensor:
     """The output of a call by the operators that were registered under ``name``."""
     call = call.with_normalised_prior().with_key_mask_in_prior().at_full_precision()
-    form = bilinear.from_call(call, takes_sharpness=True)
+    form = bilinear.from_call(call, takes_affine=True)
     # on the CPU, where it can be read without waiting for a device
     seed = torch.randint(2**62, (1,), device="cpu") if call.dropout_p > 0 else None
     operator = getattr(torch.ops.mgk, f"{name}_forward")
@@ -64,7 +66,7 @@ def attention(name: str, call: Call) -> Tensor:
 
 # torch.library.custom_op would import torch._dynamo, two seconds, at the first call; the plain registration does not.
 _library = torch.library.Library("mgk", "FRAGMENT")
-_FORM = "Tensor query, Tensor keys, Tensor? row, Tensor column, Tensor? sharpness"
+_FORM = "Tensor query, Tensor keys, Tensor? row, Tensor column, Tensor? affine"
 _INPUTS = f"{_FORM}, Tensor value, Tensor? mask, Tensor? seed"
 _OPTIONS = "bool is_hard, bool is_causal, float dropout_p"
 
@@ -87,82 +89,43 @@ def register(name: str, forward: Forward, backward: Backward) -> None:
 
 
 def _flat_forward(forward: Forward) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
-    def flat(
-        query: Tensor,
-        keys: Tensor,
-        row: Tensor | None,
-        column: Tensor,
-        sharpness: Tensor | None,
-        value: Tensor,
-        mask: Tensor | None,
-        seed: Tensor | None,
-        is_hard: bool,
-        is_causal: bool,
-        dropout_p: float,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        options = Options(is_hard, is_causal, dropout_p)
-        return forward(bilinear.Bilinear(query, keys, row, column, sharpness), value, mask, seed, options)
+    def flat(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+        form, (value, mask, seed), options = _parted(arguments, len(Bilinear._fields), 3, len(Options._fields))
+        return forward(Bilinear(*form), value, mask, seed, Options(*options))
 
     return flat
 
 
 def _flat_backward(backward: Backward) -> Callable[..., tuple[Tensor, ...]]:
-    def flat(
-        grad: Tensor,
-        query: Tensor,
-        keys: Tensor,
-        row: Tensor | None,
-        column: Tensor,
-        sharpness: Tensor | None,
-        value: Tensor,
-        mask: Tensor | None,
-        seed: Tensor | None,
-        out: Tensor,
-        peak: Tensor,
-        total: Tensor,
-        is_hard: bool,
-        is_causal: bool,
-        dropout_p: float,
-        needs_mask_grad: bool,
-    ) -> tuple[Tensor, ...]:
-        form = bilinear.Bilinear(query, keys, row, column, sharpness)
-        options = Options(is_hard, is_causal, dropout_p)
-        gradients = backward(grad, form, value, mask, seed, Saved(out, peak, total), options, needs_mask_grad)
+    def flat(grad: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
+        sizes = (len(Bilinear._fields), 3, len(Saved._fields), len(Options._fields), 1)
+        form, (value, mask, seed), saved, options, (needs_mask_grad,) = _parted(arguments, *sizes)
+        parts = (Bilinear(*form), value, mask, seed, Saved(*saved), Options(*options))
         # an operator has no optional results
-        return tuple(query.new_empty(0) if x is None else x for x in gradients)
+        return tuple(grad.new_empty(0) if x is None else x for x in backward(grad, *parts, needs_mask_grad))
 
     return flat
 
 
-def _fake_forward(
-    query: Tensor,
-    keys: Tensor,
-    row: Tensor | None,
-    column: Tensor,
-    sharpness: Tensor | None,
-    value: Tensor,
-    *others: object,
-) -> tuple[Tensor, Tensor, Tensor]:
+def _parted(arguments: tuple[Any, ...], *sizes: int) -> Iterator[tuple[Any, ...]]:
+    """The flat arguments of an operator in groups of these sizes."""
+    remaining = iter(arguments)
+    return (tuple(itertools.islice(remaining, size)) for size in sizes)
+
+
+def _fake_forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+    form, (value,) = _parted(arguments, len(Bilinear._fields), 1)
+    query = Bilinear(*form).query
     per_query = query.shape[:3]
     return query.new_empty(*per_query, value.shape[-1]), query.new_empty(per_query), query.new_empty(per_query)
 
 
-def _fake_backward(
-    grad: Tensor,
-    query: Tensor,
-    keys: Tensor,
-    row: Tensor | None,
-    column: Tensor,
-    sharpness: Tensor | None,
-    value: Tensor,
-    mask: Tensor | None,
-    *others: object,
-) -> tuple[Tensor, ...]:
+def _fake_backward(grad: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
     def like(tensor: Tensor | None) -> Tensor:
-        return query.new_empty(0) if tensor is None else tensor.new_empty(tensor.shape)
+        return grad.new_empty(0) if tensor is None else tensor.new_empty(tensor.shape)
 
-    needs_mask_grad = others[-1]
-    form = (query, keys, row, column, sharpness)
+    form, (value, mask) = _parted(arguments, len(Bilinear._fields), 2)
+    needs_mask_grad = arguments[-1]
     return *map(like, form), like(value), like(mask if needs_mask_grad else None)
 
 

@@ -3,7 +3,8 @@
 Forward, for a block of queries, over the blocks of keys: m <- max(m, s), p_ij = sum_r exp(s_ijr - m_i) (soft) or
 exp(max_r s_ijr - m_i) (hard), l <- l exp(m_old - m) + sum_j p_ij, o likewise with p_ij v_j; h = o / l.
 Backward recomputes the scores: with P_ijr = exp(s_ijr - m_i) / l_i, dP_ij = dh_i . v_j and delta_i = dh_i . h_i,
-ds_ijr = P_ijr (dP_ij - delta_i), for the winner alone when the E-step is hard. Of a sharpness: see :class:`_Sharpness`.
+ds_ijr = P_ijr (dP_ij - delta_i), for the winner alone when the E-step is hard. Of an affine map of the scores: see
+:class:`_Affine`.
 """
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 from mgk.functional import bilinear, operators
 from mgk.functional.bilinear import Bilinear
 from mgk.functional.blocks import block_number, blocks
-from mgk.functional.call import Call, finest_dtype
+from mgk.functional.call import Call
 from mgk.functional.operators import Gradients, Options, Saved
 
 NAME = "blockwise"
@@ -76,7 +77,7 @@ def _backward(
     d_query, d_keys, d_column, d_value = grads
     d_row = None if row is None else torch.zeros_like(row)
     d_mask = torch.zeros_like(mask) if mask is not None and needs_mask_grad else None
-    sharpness = None if form.sharpness is None else _Sharpness(form, saved)
+    affine = None if form.affine is None else _Affine(form, saved)
     grad = grad / saved.total.unsqueeze(-1)  # dP, delta and dv are linear in it, so no weight needs to be divided
     delta = (grad * saved.out).sum(-1, keepdim=True)
     for rows, column_blocks in blocks(form, options.is_causal):
@@ -87,7 +88,7 @@ def _backward(
                 scores, winner = scores.max(2, keepdim=True)
             exponents = scores.sub_(block_peak)
             # l_i P_ijr (B, H, M, l, s), M = 1 when hard
-            weights = exponents.exp_() if sharpness is None else exponents.exp()
+            weights = exponents.exp_() if affine is None else exponents.exp()
             d_weights = block_grad @ value[:, :, columns].mT  # (B, H, l, s)
             used = weights.sum(2) if weights.shape[2] > 1 else weights[:, :, 0]
             if seed is not None:
@@ -96,8 +97,8 @@ def _backward(
                 used = used * kept
             d_value[:, :, columns] += used.mT @ block_grad
             d_weights = d_weights.sub_(delta[:, :, rows]).unsqueeze(2)
-            if sharpness is not None:
-                sharpness.add(rows, exponents, weights, weights * d_weights)
+            if affine is not None:
+                affine.add(rows, exponents, weights, weights * d_weights)
             d_scores = weights.mul_(d_weights)
             if d_mask is not None:
                 _add_to_mask_grad(d_mask, d_scores.sum(2), rows, columns)
@@ -110,20 +111,21 @@ def _backward(
                 d_scores = d_scores.sum(2, keepdim=True)
             d_query[:, :, rows] += (d_scores @ keys[:, :, :, columns]).sum(2)
             d_keys[:, :, :, columns] += d_scores.mT @ query[:, :, None, rows]
-    d_sharpness = None if sharpness is None else sharpness.gradient().to(query.dtype)
-    return Gradients(d_query, d_keys, d_row, d_column, d_sharpness, d_value, d_mask)
+    d_affine = None if affine is None else affine.gradient()
+    return Gradients(d_query, d_keys, d_row, d_column, d_affine, d_value, d_mask)
 
 
-class _Sharpness:
-    """da_r = sum_ij ds_ijr s_ijr of a factor a_r = 1 of a component's scores, row by row, with s = x + m and x = s - m.
+class _Affine:
+    """da_ir = sum_j ds_ijr s_ijr and db_ir = sum_j ds_ijr of a_ir s_ijr + b_ir, with x = s - m.
 
     Rounding leaves sum_jr ds_ijr = e_i where it should be 0, most of it from delta_i, so P_ijr e_i is taken off:
-    da_r = sum_i (sum_j ds x + m_i sum_j ds - e_i (sum_j P x + m_i sum_j P)).
+    db_ir = sum_j ds - e_i sum_j P, da_ir = sum_j ds x - e_i sum_j P x + m_i db_ir.
     """
 
     def __init__(self, form: Bilinear, saved: Saved) -> None:
+        assert form.affine is not None
         shape = (4, *form.column.shape[:3], form.query.shape[2])
-        self._sums = torch.zeros(shape, dtype=finest_dtype(form.query), device=form.query.device)
+        self._sums = torch.zeros(shape, dtype=form.affine.dtype, device=form.query.device)
         self._peak = saved.peak.masked_fill(saved.peak == torch.inf, 0.0).unsqueeze(2)
         self._total = saved.total.unsqueeze(2)
 
@@ -135,10 +137,11 @@ class _Sharpness:
             sums[..., rows] += terms.sum(4)
 
     def gradient(self) -> Tensor:
-        """The gradient of the sharpness (B, H, M)."""
+        """The gradients of a and b (2, B, H, M, L)."""
         ds_x, ds, p_x, p = self._sums
         defect = ds.sum(2, keepdim=True) / self._total
-        return (ds_x + self._peak * ds - defect * (p_x + self._peak * p)).sum(3)
+        of_scores = ds - defect * p
+        return torch.stack([ds_x - defect * p_x + self._peak * of_scores, of_scores])
 
 
 def _in_short_sums(weights: Tensor, value: Tensor) -> Tensor:

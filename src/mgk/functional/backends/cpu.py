@@ -83,12 +83,12 @@ def _backward(
     del needs_mask_grad  # such calls are refused
     form, value, grad = kernels.contiguous(form), value.contiguous(), grad.contiguous()
     d_query, d_keys, d_column, d_value = (torch.empty_like(x) for x in (form.query, form.keys, form.column, value))
-    d_row, d_sharpness = (x if x is None else torch.empty_like(x) for x in (form.row, form.sharpness))
+    d_row, d_affine = (x if x is None else torch.empty_like(x) for x in (form.row, form.affine))
     gradients = {"d_query": d_query, "d_keys": d_keys, "d_row": d_row, "d_column": d_column, "d_value": d_value}
-    gradients["d_sharpness"] = d_sharpness
+    gradients["d_affine"] = d_affine
     fields = _fields(form, value, mask, seed, options)
     kernels.run("backward", form, options, **fields, **gradients, grad=grad, **saved._asdict())
-    return Gradients(d_query, d_keys, d_row, d_column, d_sharpness, d_value, None)
+    return Gradients(d_query, d_keys, d_row, d_column, d_affine, d_value, None)
 
 
 def _fields(
