@@ -9,6 +9,7 @@ component's. Exits with 1 when a figure is above the bound.
 import argparse
 import sys
 from dataclasses import asdict
+from functools import lru_cache
 from itertools import product
 from pathlib import Path
 
@@ -54,6 +55,12 @@ def run(
     return found if e_step == "soft" else {"output": found["output"]}
 
 
+@lru_cache(maxsize=64)
+def truth_of(variant: str, e_step: str, is_causal: bool, variance: str, seed: int) -> dict[str, Tensor]:
+    """The same by the equations in float64; kept for the next backend."""
+    return run(variant, e_step, is_causal, "reference", inputs_of(variant, seed, variance), torch.float64)
+
+
 def errors_of(
     variant: str, e_step: str, is_causal: bool, variance: str, backend: str, seeds: int
 ) -> dict[str, dict[str, float | int]]:
@@ -61,7 +68,7 @@ def errors_of(
     errors: dict[str, list[float]] = {}
     for seed in range(seeds):
         inputs = inputs_of(variant, seed, variance)
-        truth = run(variant, e_step, is_causal, "reference", inputs, torch.float64)
+        truth = truth_of(variant, e_step, is_causal, variance, seed)
         for name, x in run(variant, e_step, is_causal, backend, inputs, torch.float32).items():
             error = (x.double() - truth[name]).abs().max() / max(1.0, truth[name].abs().max().item())
             errors.setdefault(name, []).append(error.item())
@@ -88,8 +95,8 @@ def main() -> int:
     rows, judged = [], []
     all_threads = torch.get_num_threads()
     backends = [name for name, status in mgk.available_backends().items() if status == "ready"]
-    options_of = product(sorted({1, all_threads}), FUNCTIONS, ("soft", "hard"), (False, True), LEARNED, backends)
-    for threads, variant, e_step, is_causal, variance, backend in options_of:
+    options_of = product(FUNCTIONS, ("soft", "hard"), (False, True), LEARNED, sorted({1, all_threads}), backends)
+    for variant, e_step, is_causal, variance, threads, backend in options_of:
         if e_step == "hard" and (backend == "sdpa" or variance != "no"):
             continue
         torch.set_num_threads(threads)

@@ -4,7 +4,7 @@ A part stands between ``<!-- generated: NAME -->`` and ``<!-- end of generated: 
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -14,8 +14,9 @@ from mgk.experiments.claims import CLAIMS, verdicts
 from mgk.experiments.drawing import draw
 from mgk.experiments.figures import Lines
 from mgk.experiments.outputs import Outputs
+from mgk.experiments.paper import AVERAGE
 from mgk.experiments.records import FIGURES, TABLES, write_bytes, write_text
-from mgk.experiments.tables import machines, markdown, markdown_table
+from mgk.experiments.tables import DASH, machines, markdown, markdown_table
 from mgk.experiments.verdicts import NOT_MEASURED
 from mgk.training.errors import RecipeError, TrainingError
 
@@ -130,7 +131,7 @@ def _figure(outputs: Outputs, results: str, name: str) -> str:
 
 
 def _summary(outputs: Outputs, results: str) -> str:
-    """For a first page: verdicts, and the first table."""
+    """For a first page: verdicts, and one number of each model."""
     preset = outputs.findings.preset
     if not outputs.records:
         return (
@@ -140,7 +141,26 @@ def _summary(outputs: Outputs, results: str) -> str:
     words = [verdict.word for verdict in verdicts(outputs.findings).values() if verdict.word != NOT_MEASURED]
     counts = ", ".join(f"{words.count(word)} {word}" for word in dict.fromkeys(sorted(words)))
     parts = [f"Of the paper's claims, at preset `{preset}`: {counts} (`{results}/{TABLES}/{preset}/claims.json`)."]
-    for name in ("table1", "table3"):
-        if name in outputs.tables:
-            parts.append(f"{outputs.tables[name].title}: {_table(outputs, results, name)}")
+    parts += _headlines(outputs, f"{results}/{TABLES}/{preset}", ["table1", "table2", "table4"], AVERAGE)
+    parts += _headlines(outputs, f"{results}/{TABLES}/{preset}", ["table3"], "test")
     return "\n\n".join(parts)
+
+
+def _headlines(outputs: Outputs, folder: str, names: Sequence[str], column: str) -> list[str]:
+    """One column of tables that have it, a row for each model, and what a reader must know; nothing where none has."""
+    tables = [outputs.tables[name] for name in names if name in outputs.tables]
+    tables = [table for table in tables if column in table.columns]
+    if not tables:
+        return []
+    first = tables[0]
+    files = ", ".join(f"`{table.id}.json`" for table in tables)
+    labels = ", ".join(first.labels[task] for task in first.columns if task != AVERAGE)
+    what = f"Test accuracy, mean of {labels}" if column == AVERAGE else f"Perplexity, {first.labels[column]}"
+    rows: dict[str, list[str]] = {}
+    for row in (row for table in tables for row in table.rows):
+        entry = row.entries[column]
+        texts = [entry.text, entry.paper_text, row.reference or DASH, entry.difference_text]
+        rows.setdefault(row.model, [row.model, *texts])
+    caption = f"{what}, of {len(first.rows[0].entries[column].values)} seeds ({files} in `{folder}`). {first.notes[-1]}"
+    shown = markdown_table(["model", "measured", "paper", "against", f"better by, {first.unit}"], list(rows.values()))
+    return [caption, shown]
