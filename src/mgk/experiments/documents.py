@@ -153,7 +153,7 @@ def _headlines(outputs: Outputs, folder: str, names: Sequence[str], column: str)
     if not tables:
         return []
     first = tables[0]
-    files = ", ".join(f"`{table.id}.json`" for table in tables)
+    files = ", ".join(f"`{folder}/{table.id}.json`" for table in tables)
     labels = ", ".join(first.labels[task] for task in first.columns if task != AVERAGE)
     what = f"Test accuracy, mean of {labels}" if column == AVERAGE else f"Perplexity, {first.labels[column]}"
     rows: dict[str, list[str]] = {}
@@ -161,6 +161,6 @@ def _headlines(outputs: Outputs, folder: str, names: Sequence[str], column: str)
         entry = row.entries[column]
         texts = [entry.text, entry.paper_text, row.reference or DASH, entry.difference_text]
         rows.setdefault(row.model, [row.model, *texts])
-    caption = f"{what}, of {len(first.rows[0].entries[column].values)} seeds ({files} in `{folder}`). {first.notes[-1]}"
+    caption = f"{what}, of {len(first.rows[0].entries[column].values)} seeds ({files}). {first.notes[-1]}"
     shown = markdown_table(["model", "measured", "paper", "against", f"better by, {first.unit}"], list(rows.values()))
     return [caption, shown]
