@@ -217,8 +217,13 @@ struct Kernel {
         for (int64_t r = 0; r < sources; ++r) {
             const T* start = columns.data + (at * M + r) * KEYS;
             if (p.shared && !(merged && p.hard)) start = by_factor ? bases.data + at * KEYS : zeros;
-            product<T>(rows.count, KEYS, F, rows.query, F, 1, keys_t.data + (at * sources + r) * F * KEYS, KEYS,
-                       scores + r * QUERIES * KEYS, KEYS, start);
+            const T* key = keys_t.data + (at * sources + r) * F * KEYS;
+            T* to = scores + r * QUERIES * KEYS;
+            // the gradients of an affine map add up what the sums over features err, and shorter sums err less
+            const int64_t half = p.d_affine ? F / 2 : F;
+            product<T>(rows.count, KEYS, half, rows.query, F, 1, key, KEYS, to, KEYS, start);
+            if (half < F)
+                product<T>(rows.count, KEYS, F - half, rows.query + half, F, 1, key + half * KEYS, KEYS, to, KEYS, nullptr);
         }
         if (merged && p.hard && with_best)
             for (int64_t i = 0; i < rows.count; ++i) add_best(rows, at, i, scores + i * KEYS);

@@ -150,18 +150,21 @@ def _along_shifts(x: Tensor, shifts: Tensor, may_tie: bool) -> Tensor:
 def scores_of_block(form: Bilinear, mask: Tensor | None, is_causal: bool, queries: slice, keys: slice) -> Tensor:
     """s_ijr of a block of queries and a block of keys, -inf where excluded: (B, H, M, l, s)."""
     batch, heads, mixtures, _ = form.column.shape
-    block_keys = form.keys[:, :, :, keys]
     column = form.column[:, :, :, None, keys]
-    query = form.query[:, :, None, queries]
+    query, block_keys = form.query[:, :, None, queries], form.keys[:, :, :, keys]
+    # the gradients of an affine map add up what the sums over features err, and shorter sums err less
+    num_parts = 1 if form.affine is None else 2
+    parts = list(zip(query.chunk(num_parts, -1), block_keys.chunk(num_parts, -1), strict=True))
     if form.row is not None:
-        scores = query @ block_keys.mT + (column + form.row[:, :, :, queries, None])
+        scores = sum((q @ k.mT for q, k in parts), column + form.row[:, :, :, queries, None])
     else:
         num_rows, num_columns = query.shape[3], block_keys.shape[3]
-        scores = torch.baddbmm(
-            column.reshape(-1, 1, num_columns),
-            query.expand(-1, -1, mixtures, -1, -1).reshape(batch * heads * mixtures, num_rows, -1),
-            block_keys.reshape(batch * heads * mixtures, num_columns, -1).mT,
-        ).view(batch, heads, mixtures, num_rows, num_columns)
+        scores = column.reshape(-1, 1, num_columns)
+        for q, k in parts:
+            flat_query = q.expand(-1, -1, mixtures, -1, -1).reshape(batch * heads * mixtures, num_rows, -1)
+            flat_keys = k.reshape(batch * heads * mixtures, num_columns, -1)
+            scores = torch.baddbmm(scores, flat_query, flat_keys.mT)
+        scores = scores.view(batch, heads, mixtures, num_rows, num_columns)
     bias = _mask_of_block(form, mask, is_causal, queries, keys)
     return scores if bias is None else scores.add_(bias.unsqueeze(2))
 
