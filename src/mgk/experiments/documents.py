@@ -160,7 +160,8 @@ def _headlines(outputs: Outputs, folder: str, names: Sequence[str], column: str)
     for row in (row for table in tables for row in table.rows):
         entry = row.entries[column]
         texts = [entry.text, entry.paper_text, row.reference or DASH, entry.difference_text]
-        rows.setdefault(row.model, [row.model, *texts])
+        if entry.mean is not None:
+            rows.setdefault(row.model, [row.model, *texts])
     caption = f"{what}, of {len(first.rows[0].entries[column].values)} seeds ({files}). {first.notes[-1]}"
     shown = markdown_table(["model", "measured", "paper", "against", f"better by, {first.unit}"], list(rows.values()))
     return [caption, shown]
