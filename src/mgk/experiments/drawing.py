@@ -2,6 +2,7 @@
 
 import io
 from math import ceil
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from mgk.experiments.figures import Figure, Lines, Maps
@@ -10,6 +11,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _COLUMNS = 2
+_TITLE_WIDTH = 50  # letters that a panel has room for
 _COLOURS = ("#3b4754", "#0969da", "#bc4c00", "#1a7f37", "#8250df", "#bf3989")
 _DASHES = ("-", "--", ":", "-.", (0, (5, 1)), (0, (1, 1)))
 
@@ -49,7 +51,7 @@ def _draw_lines(axes: "Axes", panel: Lines) -> None:
         if curve.band:
             xs, low, high = zip(*curve.band, strict=True)
             axes.fill_between(xs, low, high, color=colour, alpha=0.15, linewidth=0)
-    axes.set_title(panel.title, fontsize=9)
+    axes.set_title(fill(panel.title, _TITLE_WIDTH), fontsize=9)
     axes.set_xlabel(panel.x_label, fontsize=8)
     axes.set_ylabel(panel.y_label, fontsize=8)
     axes.tick_params(labelsize=7)

@@ -115,9 +115,10 @@ _Made = tuple[str, list[Panel]]
 
 
 def _training_curves(experiment: Experiment, findings: Findings) -> _Made:
-    """Figure 1: loss and accuracy, a pair of panels for each family."""
+    """Figure 1: loss above accuracy, a family on the left and one on the right."""
     (task,) = experiment.tasks_at(findings.preset)
-    panels: list[Panel] = []
+    above: list[Panel] = []
+    below: list[Panel] = []
     for name, models in _families(experiment, findings.preset):
         found = _found(findings.measured, task, models)
         if not found:
@@ -129,17 +130,16 @@ def _training_curves(experiment: Experiment, findings: Findings) -> _Made:
             for model, records in found.items()
         ]
         values = [
-            series_over_seeds(model.title, [record.validation for record in records])
+            series_over_seeds(model.title, [_in_per_cent(record) for record in records])
             for model, records in found.items()
         ]
-        panels.append(Lines(title=f"{name}, {label}", x_label="steps", y_label="training loss", series=_some(losses)))
-        panels.append(
-            Lines(title=f"{name}, {label}", x_label="steps", y_label=f"{looked_at} accuracy, %", series=_some(values))
-        )
+        title = f"{name}, {label}"
+        above.append(Lines(title=title, x_label="steps", y_label="training loss", series=_some(losses)))
+        below.append(Lines(title=title, x_label="steps", y_label=f"{looked_at} accuracy, %", series=_some(values)))
     return (
         "Training loss and accuracy while training, means over seeds; bands span the seeds. The paper looks at the test"
         " split here; we look at it only at the end, and at the validation split on the way.",
-        panels,
+        above + below,
     )
 
 
