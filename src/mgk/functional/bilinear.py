@@ -113,9 +113,12 @@ def _gaussian(call: Call) -> Bilinear:
 
 
 def _common_inverse(call: Call) -> Tensor:
-    """What 1 / sigma_r^2 of all components have in common, where positions share it: the mean (B, H, 1, 1), else 0."""
-    variance = torch.as_tensor(call.variance)
-    return (1 / variance).mean(2, keepdim=True) if variance.shape[3] == 1 else torch.zeros_like(variance[:, :, :1, :1])
+    """What 1 / sigma_r^2 of all components have in common where positions share it, the least (B, H, 1, 1); else 0.
+
+    No gradient flows through it: what it takes off the scores is of i alone.
+    """
+    variance = torch.as_tensor(call.variance).detach()
+    return 1 / variance.amax(2, keepdim=True) if variance.shape[3] == 1 else torch.zeros_like(variance[:, :, :1, :1])
 
 
 def _left_out(call: Call) -> Tensor:
