@@ -2,9 +2,12 @@
 
     s_ijr = query_i . keys_jr + row_ir + column_jr,   up to a term of i alone, which no softmax over (j, r) sees.
 
-Gaussian kernel, expanded about the mean key c (identity 1): -|q - k|^2 / (2 sigma^2) = (q-c).(k-c) / sigma^2 -
-|k-c|^2 / (2 sigma^2)
-- |q-c|^2 / (2 sigma^2); the last term is of i alone when sigma is common, and one more feature when it is not.
+Gaussian kernel, expanded about the mean key c (identity 1):
+
+    -|q - k|^2 / (2 sigma^2) = (q-c).(k-c) / sigma^2 - |k-c|^2 / (2 sigma^2) - |q-c|^2 / (2 sigma^2)
+
+The last term is of i alone when sigma is common; when it is not, what the components do not share of it is one more
+feature.
 Shifted keys (identity 2): s_ijr = base_ij + row_ir + column_jr, so the product q.k is needed once for all r.
 
 A variance and a prior that the positions of a component share are a factor and an addend of its scores, a_ir s_ijr +
