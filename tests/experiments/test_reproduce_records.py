@@ -126,8 +126,8 @@ def test_estimates_say_where_they_come_from(results, tmp_path, monkeypatch):
     known = Cell("laptop", "text", MGK, 7)
     assert estimate([known], results)[known].seconds == pytest.approx(180.0)
     assert estimate([known], results)[known].how == EARLIER
-    new = Cell("laptop", "text", replace(MGK, heads=2), 0)
-    assert estimate([new], results)[new].how == BY_RATE
+    for new in (Cell("laptop", "text", replace(MGK, heads=2), 0), Cell("laptop", "image", MGK, 0)):
+        assert estimate([new], results)[new].how == BY_RATE
     nothing = estimate([Cell("smoke", "listops", SOFTMAX, 0)], Results(tmp_path))
     assert next(iter(nothing.values())).how == BY_FORMULA
     assert all(item.seconds > 0 for item in nothing.values())

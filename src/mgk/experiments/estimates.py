@@ -33,19 +33,20 @@ def estimate(cells: Sequence[Cell], results: Results) -> dict[Cell, Estimate]:
     """The time that each cell takes, one at a time.
 
     Known from cells of the same model and task on such a machine, whatever their seed; else from the FLOPs that the
-    cost model counts and the rate that other cells of the task reached, or else a layer of the model that is timed
-    now. Inputs are taken at full length and splits as far as their sizes are known, so it is on the high side for
-    texts.
+    cost model counts and the rate that other cells reached, of the task or else of the model, or else a layer of the
+    model that is timed now. Inputs are taken at full length and splits as far as their sizes are known, so it is on
+    the high side for texts.
     """
     records = _records({cell.preset for cell in cells}, results)
     found = {}
     for cell in cells:
-        same = [record for record in records if (record.cell.task, record.cell.model) == (cell.task, cell.model)]
         of_task = [record for record in records if record.cell.task == cell.task]
+        of_model = [record for record in records if record.cell.model == cell.model]
+        same = [record for record in of_task if record.cell.model == cell.model]
         if same:
             found[cell] = Estimate(fmean(record.seconds / record.jobs for record in same), EARLIER)
-        elif of_task:
-            rate = median(total_flops(record.recipe) / (record.seconds / record.jobs) for record in of_task)
+        elif others := of_task or of_model:
+            rate = median(total_flops(record.recipe) / (record.seconds / record.jobs) for record in others)
             found[cell] = Estimate(total_flops(cell.recipe) / rate, BY_RATE)
         else:
             found[cell] = Estimate(total_flops(cell.recipe) / _rate(cell.recipe), BY_FORMULA)
