@@ -12,10 +12,10 @@ from made_up_results import MGK, SMGK, SOFTMAX, everything, inside, record
 from mgk.analysis.statistics import Interval, student_interval
 from mgk.experiments.catalogue import EXPERIMENTS
 from mgk.experiments.cells import Model
-from mgk.experiments.claims import CLAIMS, has_learned, verdicts, verdicts_json
-from mgk.experiments.differences import Measured, between_samples, mean_of
+from mgk.experiments.claims import CLAIMS, verdicts, verdicts_json
+from mgk.experiments.differences import Measured, between_samples, has_learned, mean_of
 from mgk.experiments.paper import LRA
-from mgk.experiments.tables import difference_rows, header, make_table, markdown, text_rows
+from mgk.experiments.tables import difference_caption, difference_rows, header, make_table, markdown, text_rows
 from mgk.experiments.verdicts import CONFIRMED, CONTRADICTED, NOT_MEASURED, NOT_SEEN, Findings, judge
 
 SOFTMAX_1 = Model("softmax", 1)
@@ -216,14 +216,26 @@ def test_extra_tasks_are_columns_of_ours_once_all_models_have_them():
     records = table_1(shares, tasks=(*LRA, "image"))
     table = make_table(EXPERIMENTS["table1"], "laptop", Measured(records))
     assert table is not None
-    assert table.columns == (*LRA, "image", "average")
+    assert table.columns == (*LRA, "average", "image")
     assert table.labels["image"].endswith(", ours")
     assert table.rows[0].entries["image"].paper is None
     assert "--tasks listops,text,retrieval,image" in table.command
+    assert any("the average leaves them out" in note for note in table.notes)
     some = [item for item in records if item.cell.task != "image" or item.cell.model != MGK]
     table = make_table(EXPERIMENTS["table1"], "laptop", Measured(some))
     assert table is not None
     assert "image" not in table.columns
+
+
+def test_a_table_says_where_nothing_was_learned_and_where_one_seed_tells_little():
+    table = make_table(EXPERIMENTS["table1"], "laptop", Measured(table_1({SOFTMAX: 0.5, MGK: 0.5}, seeds=1)))
+    assert table is not None
+    assert "no model here is better than that" in table.notes[0]
+    assert "one seed" in difference_caption(table)
+    table = make_table(EXPERIMENTS["table1"], "laptop", Measured(table_1({SOFTMAX: 0.5, MGK: 0.8})))
+    assert table is not None
+    assert "no model" not in " ".join(table.notes)
+    assert "one seed" not in difference_caption(table)
 
 
 def test_language_rows_stand_beside_the_papers_with_four_times_the_heads():

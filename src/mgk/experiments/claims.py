@@ -6,7 +6,7 @@ The rules are in :mod:`mgk.experiments.verdicts`.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import pairwise
-from math import isfinite, sqrt
+from math import isfinite
 from statistics import fmean
 from typing import Any
 
@@ -15,7 +15,7 @@ from mgk.analysis.statistics import Interval, student_interval
 from mgk.experiments.catalogue import EXPERIMENTS
 from mgk.experiments.cells import Model
 from mgk.experiments.costs import HALVED, sizes_of_paper
-from mgk.experiments.differences import between_samples, mean_of, pooled
+from mgk.experiments.differences import between_samples, has_learned, mean_of, pooled
 from mgk.experiments.paper import LRA
 from mgk.experiments.records import Record
 from mgk.experiments.verdicts import (
@@ -41,15 +41,6 @@ def _text(interval: Interval, unit: str) -> str:
         return f"{interval.estimate:+.2f}{unit}, and one seed does not tell whether that is luck".replace("-", "−")
     bounds = f"95% interval {interval.low:+.2f} to {interval.high:+.2f}"
     return f"{interval.estimate:+.2f}{unit} ({bounds})".replace("-", "−")
-
-
-def has_learned(records: Sequence[Record]) -> bool:
-    """Whether models are better than answering without looking: beyond 1.96 standard errors of that accuracy."""
-    chance, mean = records[0].data.chance, fmean(record.test for record in records)
-    if records[0].summary.metric != "accuracy":
-        return mean < chance
-    error = sqrt(chance * (1 - chance) / sum(record.summary.examples for record in records))
-    return mean > 100 * (chance + 1.96 * error)
 
 
 def _compared(

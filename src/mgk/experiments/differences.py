@@ -88,6 +88,15 @@ def between_samples(candidate: Sequence[float], baseline: Sequence[float]) -> In
     return Interval(estimate, estimate - reach, estimate + reach)
 
 
+def has_learned(records: Sequence[Record]) -> bool:
+    """Whether models are better than answering without looking: beyond 1.96 standard errors of that accuracy."""
+    chance, mean = records[0].data.chance, fmean(record.test for record in records)
+    if records[0].summary.metric != "accuracy":
+        return mean < chance
+    error = sqrt(chance * (1 - chance) / sum(record.summary.examples for record in records))
+    return mean > 100 * (chance + 1.96 * error)
+
+
 def pooled(measured: Measured, tasks: Sequence[str], candidate: Model, baseline: Model) -> Mapping[str, Difference]:
     """The difference on every task that both were measured on."""
     found = {task: measured.difference(task, candidate, baseline) for task in tasks}

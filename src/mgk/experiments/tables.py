@@ -9,7 +9,7 @@ from typing import Any
 from mgk.analysis.statistics import Interval
 from mgk.experiments.catalogue import Experiment
 from mgk.experiments.cells import Model, changes
-from mgk.experiments.differences import Measured, mean_of
+from mgk.experiments.differences import Measured, has_learned, mean_of
 from mgk.experiments.paper import AVERAGE, EXTRA_TASKS, LRA, TABLES
 from mgk.experiments.records import Record
 from mgk.report.numbers import short
@@ -126,9 +126,9 @@ def make_table(experiment: Experiment, preset: str, measured: Measured) -> Table
     records = [record for task in tasks for model in models for record in measured.of(task, model)]
     if not records:
         return None
-    columns = ("validation", "test") if experiment.is_language else (*tasks, AVERAGE)
-    if not experiment.is_language and not set(LRA) <= set(tasks):
-        columns = tuple(tasks)
+    columns = ("validation", "test") if experiment.is_language else tuple(tasks)
+    if set(LRA) <= set(tasks):
+        columns = (*LRA, AVERAGE, *more)
     rows = tuple(_row(experiment, preset, measured, model, tasks, columns) for model in models)
     return Table(
         id=experiment.id,
@@ -197,10 +197,12 @@ def difference_rows(table: Table) -> list[list[str]]:
 def difference_caption(table: Table) -> str:
     """What the differences are."""
     if table.metric == "accuracy":
-        return (
+        text = (
             "Differences in points of accuracy, above 0 where the model is better, with a 95% interval that covers the"
             " luck of seeds, by Student's t, and of test examples; models are paired by seed and example."
         )
+        has_single = any(row.reference is not None and row.seeds[0] == 1 for row in table.rows)
+        return text + " Where there is one seed, it covers the luck of test examples alone." if has_single else text
     return (
         "Differences in per cent of the baseline's perplexity, above 0 where the model is better, with the 95% interval"
         " by Student's t over the seeds."
@@ -310,7 +312,8 @@ def _notes(experiment: Experiment, preset: str, records: Sequence[Record]) -> li
     for task, record in by_task.items():
         data = record.data
         if record.summary.metric == "accuracy":
-            notes.append(f"{data.label}: always answering the most frequent class has {100 * data.chance:.2f}.")
+            text = f"{data.label}: always answering the most frequent class has {100 * data.chance:.2f}"
+            notes.append(f"{text}{'' if _is_learned(records, task) else '; no model here is better than that'}.")
         else:
             how = "by a sliding window" if record.metric == "test_sliding_perplexity" else "by segments"
             notes.append(
@@ -321,6 +324,10 @@ def _notes(experiment: Experiment, preset: str, records: Sequence[Record]) -> li
                 "Retrieval here is not the paper's: the pairs stand in for those of the ACL Anthology Network, so the"
                 " two columns are not comparable."
             )
+    if experiment.is_ours:
+        notes.append("What a name leaves out is as in the paper: M = 2, constant variances, features elu + 1.")
+    if not by_task.keys().isdisjoint(EXTRA_TASKS):
+        notes.append("Columns marked as ours are not in the paper; the average leaves them out.")
     if experiment.is_language and preset != "paper":
         notes.append(
             "The paper's numbers are of WikiText-103, models with four times the heads and longer training: compare"
@@ -331,6 +338,15 @@ def _notes(experiment: Experiment, preset: str, records: Sequence[Record]) -> li
     if any(_mixed(records, task) for task in by_task):
         notes.append("Some cells of one column were trained by different recipes: do not compare them.")
     return notes
+
+
+def _is_learned(records: Sequence[Record], task: str) -> bool:
+    """Whether some model of a column is better than answering without looking."""
+    by_model: dict[Model, list[Record]] = {}
+    for record in records:
+        if record.cell.task == task:
+            by_model.setdefault(record.cell.model, []).append(record)
+    return any(has_learned(group) for group in by_model.values())
 
 
 def _mixed(records: Sequence[Record], task: str) -> bool:
