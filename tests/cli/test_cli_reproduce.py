@@ -87,6 +87,10 @@ def test_a_table_of_cells_that_are_there_costs_nothing(reproduced, place):
     assert "by formula: a moment" in listed
     for name in ("table1", "table4", "fig8", "mixtures", "feature-maps"):
         assert re.search(rf"^{name} ", listed, re.MULTILINE)
+    assert "(more with --tasks: image, pathfinder); seeds: 1" in listed
+    some = run("reproduce", "--list", *store, "--tasks", "image", "--seeds", "2").stdout
+    assert "tasks: image; seeds: 2" in some
+    assert not re.search(r"^(fig2|table3) ", some, re.MULTILINE)
 
 
 def test_figures_by_formula_need_no_cells(place):

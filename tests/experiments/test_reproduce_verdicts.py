@@ -221,6 +221,11 @@ def test_extra_tasks_are_columns_of_ours_once_all_models_have_them():
     assert table.rows[0].entries["image"].paper is None
     assert "--tasks listops,text,retrieval,image" in table.command
     assert any("the average leaves them out" in note for note in table.notes)
+    ours = EXPERIMENTS["variances"]
+    every = [record(task, model, 0) for task in (*LRA, "image") for model in ours.models_at("laptop")]
+    table = make_table(ours, "laptop", Measured(every))
+    assert table is not None
+    assert table.columns == (*LRA, "average", "image")
     some = [item for item in records if item.cell.task != "image" or item.cell.model != MGK]
     table = make_table(EXPERIMENTS["table1"], "laptop", Measured(some))
     assert table is not None

@@ -72,7 +72,8 @@ def reproduce(
         chosen_tasks = None if tasks is None else split(tasks)
         check_choice(preset, chosen_tasks)
         if list_:
-            _list(list(EXPERIMENTS.values()) if name is None else find_experiments(name), preset, results)
+            shown = list(EXPERIMENTS.values()) if name is None else find_experiments(name)
+            _list(shown, preset, seeds, chosen_tasks, results)
             return
         if name is None:
             raise RecipeError("name an experiment, such as table1, or all; mgk reproduce --list shows them")
@@ -144,7 +145,9 @@ def _show_cells(plan: "Plan", store: "Results", estimates: dict["Cell", "Estimat
         typer.echo(f"{cell.name:60} {cell.recipe.training.max_steps:>9,} steps  {state}")
 
 
-def _list(experiments: Sequence["Experiment"], preset: str, folder: Path) -> None:
+def _list(
+    experiments: Sequence["Experiment"], preset: str, seeds: int | None, tasks: Sequence[str] | None, folder: Path
+) -> None:
     from mgk.experiments.estimates import estimate, in_words
     from mgk.experiments.outputs import presets_of
     from mgk.experiments.records import Results
@@ -152,7 +155,9 @@ def _list(experiments: Sequence["Experiment"], preset: str, folder: Path) -> Non
     store = Results(folder)
     others = [name for name in presets_of(store) if name != preset]
     for experiment in experiments:
-        cells = experiment.cells(preset)
+        if tasks is not None and not experiment.tasks_at(preset, tasks):
+            continue
+        cells = experiment.cells(preset, seeds=seeds, tasks=tasks)
         missing = [cell for cell in cells if not store.has(cell)]
         typer.echo(f"{experiment.id:14}{experiment.title}")
         typer.echo(f"    {'asks' if experiment.is_ours else 'the paper'}: {experiment.claim}")
@@ -161,7 +166,10 @@ def _list(experiments: Sequence["Experiment"], preset: str, folder: Path) -> Non
             continue
         models = "; ".join(model.title for model in experiment.models_at(preset))
         typer.echo(f"    models: {models}")
-        typer.echo(f"    tasks: {', '.join(experiment.tasks_at(preset))}; seeds: {experiment.seeds_at(preset)}")
+        names = ", ".join(experiment.tasks_at(preset, tasks))
+        if experiment.more_tasks and tasks is None:
+            names += f" (more with --tasks: {', '.join(experiment.more_tasks)})"
+        typer.echo(f"    tasks: {names}; seeds: {experiment.seeds_at(preset, seeds)}")
         cost = f"; the rest takes {in_words(estimate(missing, store))}" if missing else ""
         typer.echo(f"    results: {len(cells) - len(missing)} of {len(cells)} cells at preset {preset}{cost}")
     if others:
@@ -254,7 +262,7 @@ def _show(experiment: "Experiment", outputs: "Outputs") -> None:
     for row in table.rows:
         entries = [(row.entries[column], has_paper(table, column)) for column in table.columns]
         cells = [f"{entry.text}\n(paper {entry.paper_text})" if beside else entry.text for entry, beside in entries]
-        rows.append([row.model, str(row.seeds[1]), *cells])
+        rows.append([row.model, row.seeds_text, *cells])
     columns = ["model", "seeds", *(table.labels[column] for column in table.columns)]
     shown = [(f"{table.title}, preset {table.preset}", columns, rows)]
     if difference_rows(table):

@@ -74,6 +74,11 @@ class Row:
     parameters: tuple[int, int]
     entries: dict[str, Entry]
 
+    @property
+    def seeds_text(self) -> str:
+        """How many: ``3``, or ``1 to 3`` where columns differ."""
+        return _range(self.seeds)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
@@ -128,7 +133,7 @@ def make_table(experiment: Experiment, preset: str, measured: Measured) -> Table
         return None
     columns = ("validation", "test") if experiment.is_language else tuple(tasks)
     if set(LRA) <= set(tasks):
-        columns = (*LRA, AVERAGE, *more)
+        columns = (*LRA, AVERAGE, *(task for task in tasks if task not in LRA))
     rows = tuple(_row(experiment, preset, measured, model, tasks, columns) for model in models)
     return Table(
         id=experiment.id,
@@ -172,7 +177,7 @@ def text_rows(table: Table) -> list[list[str]]:
     """Every row as text: model, seeds, parameters, then ours and the paper's number of each column."""
     rows = []
     for row in table.rows:
-        cells = [row.model, _range(row.seeds), _range(row.parameters, short)]
+        cells = [row.model, row.seeds_text, _range(row.parameters, short)]
         for column in table.columns:
             entry = row.entries[column]
             cells += [entry.text, entry.paper_text] if has_paper(table, column) else [entry.text]
