@@ -81,7 +81,7 @@ def record(task, model, seed, *, share=0.6, preset="laptop", chance=0.5, perplex
     )
 
 
-def inside(task, model, *, rank=20, alike=0.5, layers=2, preset="laptop"):
+def inside(task, model, seed=0, *, rank=20, alike=0.5, layers=2, preset="laptop"):
     """What nobody has seen in a model."""
     generator = np.random.Generator(np.random.PCG64(model.heads))
     weights = generator.random((layers, model.heads, 12, 12)).astype(np.float32)
@@ -94,7 +94,7 @@ def inside(task, model, *, rank=20, alike=0.5, layers=2, preset="laptop"):
     )
     ranks = tuple(int(value) for value in rank + generator.integers(0, 3, 40))
     return Inside(
-        cell=Cell(preset, task, model, 0),
+        cell=Cell(preset, task, model, seed),
         tokens=48,
         maps=AttentionMaps(weights, tuple(range(layers)), tuple(range(model.heads))),
         ranks=tuple(LayerRanks(ranks=ranks, effective=(5.0,) * 40, lengths=(48,) * 40) for _ in range(layers)),

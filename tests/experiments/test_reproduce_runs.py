@@ -13,12 +13,13 @@ from mgk.data.errors import DataError
 from mgk.experiments.catalogue import EXPERIMENTS
 from mgk.experiments.cells import Cell, Model
 from mgk.experiments.costs import sizes_of
-from mgk.experiments.harvest import harvest_all
+from mgk.experiments.harvest import harvest_all, rank_examples
 from mgk.experiments.outputs import find_runs, gather, read_inside
 from mgk.experiments.records import Results
 from mgk.experiments.reproduce import Plan, check_data, make_plan, run_plan, runs_folder
 from mgk.training.errors import Interrupted, TrainingError
 from mgk.training.recipe import load_recipe
+from mgk.training.tasks import open_data
 
 SMALL = {
     "model.num_hidden_layers": 1,
@@ -92,6 +93,21 @@ def test_cells_are_run_once_and_looked_into(tmp_path):
     records = harvest_all(find_runs(runs))
     assert {item.cell for item in records} == {mgk, linear}
     assert len(gather(Results(runs), "smoke", records=records).others) == 2  # none has the recipe of its table
+
+
+def test_ranks_are_taken_of_whole_segments_of_both_splits():
+    data = open_data(load_recipe("wikitext-2", "smoke", overrides={"data.max_length": 48}).data)
+    sampled = rank_examples(data, ("test", "validation"))
+    sizes = [sampled[number]["input_ids"].shape[-1] for number in range(len(sampled))]
+    assert set(sizes) == {48}
+    every = [example["input_ids"].shape[-1] for split in ("test", "validation") for example in whole(data, split)]
+    assert len(sizes) == every.count(48) < len(every)
+    assert len(rank_examples(data, ("test", "test"))) < len(sizes)
+
+
+def whole(data, split):
+    examples = data.split(split)
+    return [examples[number] for number in range(len(examples))]
 
 
 def test_an_interrupted_cell_goes_on_where_it_was(tmp_path):

@@ -14,6 +14,7 @@ from mgk.experiments.catalogue import EXPERIMENTS
 from mgk.experiments.cells import Model
 from mgk.experiments.claims import CLAIMS, verdicts, verdicts_json
 from mgk.experiments.differences import Measured, between_samples, has_learned, mean_of
+from mgk.experiments.inside import by_model
 from mgk.experiments.paper import LRA
 from mgk.experiments.tables import difference_caption, difference_rows, header, make_table, markdown, text_rows
 from mgk.experiments.verdicts import CONFIRMED, CONTRADICTED, NOT_MEASURED, NOT_SEEN, Findings, judge
@@ -22,7 +23,7 @@ SOFTMAX_1 = Model("softmax", 1)
 
 
 def findings(*records, seen=()):
-    return Findings("laptop", Measured(records), {(item.cell.task, item.cell.model): item for item in seen})
+    return Findings("laptop", Measured(records), by_model(seen))
 
 
 def table_1(shares, *, seeds=3, tasks=LRA, chance=0.5):
@@ -159,6 +160,26 @@ def test_ranks_and_likeness_of_heads():
     assert found["ranks"].word == CONFIRMED
     assert found["language-ranks"].word == CONTRADICTED
     assert [item.word for item in found["redundancy"].evidence] == [CONFIRMED, NOT_SEEN]
+
+
+def test_ranks_and_likeness_of_several_seeds_are_judged_by_the_luck_of_seeds():
+    softmax, mgk_2 = Model("softmax", 2), Model("mgk", 2)
+    seen = [
+        inside("retrieval", model, seed, rank=rank, alike=alike)
+        for model, ranks, likeness in (
+            (softmax, (20, 20, 20), (0.8, 0.8, 0.8)),
+            (mgk_2, (29, 30, 31), (0.2, 0.8, 0.9)),
+            (MGK, (5, 20, 50), (0.0, 0.0, 0.0)),
+        )
+        for seed, (rank, alike) in enumerate(zip(ranks, likeness, strict=True))
+    ]
+    found = verdicts(findings(seen=seen))
+    assert [item.word for item in found["ranks"].evidence] == [CONFIRMED, NOT_SEEN]
+    assert "+10.00 on average" in found["ranks"].evidence[0].sentence
+    assert found["ranks"].evidence[0].sentence.endswith("3 seeds.")
+    likeness = found["redundancy"].evidence[0]
+    assert likeness.word == NOT_SEEN
+    assert "0.653 and 0.820 within a layer" in likeness.sentence
 
 
 def test_curves_are_compared_at_every_evaluation():

@@ -87,7 +87,7 @@ class Experiment:
 
     def seeds_at(self, preset: str, seeds: int | None = None) -> int:
         """How many seeds: the preset's unless told; one where models are looked into, as in the paper."""
-        return 1 if self.kind == "maps" else seeds or SEEDS_OF_PRESET[preset]
+        return seeds or (1 if self.kind == "maps" else SEEDS_OF_PRESET[preset])
 
     def cells(self, preset: str, *, seeds: int | None = None, tasks: Sequence[str] | None = None) -> list[Cell]:
         """All cells, seed by seed, so that a first whole table is there early."""

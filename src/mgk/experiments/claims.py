@@ -16,6 +16,7 @@ from mgk.experiments.catalogue import EXPERIMENTS
 from mgk.experiments.cells import Model
 from mgk.experiments.costs import HALVED, sizes_of_paper
 from mgk.experiments.differences import between_samples, has_learned, mean_of, pooled
+from mgk.experiments.inside import Inside
 from mgk.experiments.paper import LRA
 from mgk.experiments.records import Record
 from mgk.experiments.verdicts import (
@@ -186,33 +187,54 @@ def _ranks(experiment_id: str) -> Rule:
 
 def _rank_evidence(findings: Findings, task: str, candidate: Model, baseline: Model) -> Evidence:
     names = f"{candidate.title} against {baseline.title}"
-    ours, theirs = (findings.inside.get((task, model)) for model in (candidate, baseline))
-    if ours is None or theirs is None:
+    pairs = _seen_in_both(findings, task, candidate, baseline)
+    if not pairs:
         return Evidence(NOT_MEASURED, f"{names}: not measured.")
-    layers = [between_samples(a.ranks, b.ranks) for a, b in zip(ours.ranks, theirs.ranks, strict=True)]
-    interval = mean_of(layers)
-    means = [(fmean(a.ranks), fmean(b.ranks)) for a, b in zip(ours.ranks, theirs.ranks, strict=True)]
+    by_seed = [
+        mean_of([between_samples(a.ranks, b.ranks) for a, b in zip(ours.ranks, theirs.ranks, strict=True)])
+        for ours, theirs in pairs
+    ]
+    interval = by_seed[0] if len(pairs) == 1 else student_interval([one.estimate for one in by_seed])
+    means = [
+        tuple(fmean(fmean(model.ranks[layer].ranks) for model in models) for models in zip(*pairs, strict=True))
+        for layer in range(len(pairs[0][0].ranks))
+    ]
     by_layer = ", ".join(f"{a:.1f} and {b:.1f} in layer {number}" for number, (a, b) in enumerate(means, 1))
-    sentence = f"{names}: mean ranks {by_layer}; {_text(interval, ' on average')}, one model of each."
+    sentence = f"{names}: mean ranks {by_layer}; {_text(interval, ' on average')}, {_how_many(pairs)}."
     return Evidence(judge(interval), sentence, interval)
 
 
+def _seen_in_both(findings: Findings, task: str, candidate: Model, baseline: Model) -> list[tuple[Inside, Inside]]:
+    """What is seen in both models, of the seeds that both have."""
+    ours, theirs = (
+        {inside.cell.seed: inside for inside in findings.inside.get((task, model), ())}
+        for model in (candidate, baseline)
+    )
+    return [(ours[seed], theirs[seed]) for seed in sorted(ours.keys() & theirs.keys())]
+
+
+def _how_many(pairs: Sequence[tuple[Inside, Inside]]) -> str:
+    return "one model of each" if len(pairs) == 1 else f"{len(pairs)} seeds"
+
+
 def _redundancy(findings: Findings) -> Iterator[Evidence]:
-    """Less likeness is better: the baseline's less the candidate's, example by example."""
+    """Less likeness is better: the baseline's less the candidate's, seed by seed; of one seed, example by example."""
     for experiment_id in ("fig2", "fig5"):
         experiment = EXPERIMENTS[experiment_id]
         (task,) = experiment.tasks_at(findings.preset)
         baseline, candidate, *_ = experiment.models_at(findings.preset)
-        ours, theirs = (findings.inside.get((task, model)) for model in (candidate, baseline))
         names = f"heads of {candidate.title} and of {baseline.title} on {task}"
-        if ours is None or theirs is None or not ours.alike:
+        pairs = _seen_in_both(findings, task, candidate, baseline)
+        if not pairs or not pairs[0][0].alike:
             yield Evidence(NOT_MEASURED, f"{names}: not measured.")
             continue
-        interval = student_interval([b - a for a, b in zip(ours.alike, theirs.alike, strict=True)])
+        less = [[b - a for a, b in zip(ours.alike, theirs.alike, strict=True)] for ours, theirs in pairs]
+        interval = student_interval(less[0] if len(pairs) == 1 else [fmean(values) for values in less])
+        mine, other = (fmean(fmean(model.alike) for model in models) for models in zip(*pairs, strict=True))
         yield Evidence(
             judge(interval),
-            f"{names} are alike by {fmean(ours.alike):.3f} and {fmean(theirs.alike):.3f} within a layer (1: they always"
-            f" look at the same places); less by {_text(interval, ' of 1')}, one model of each.",
+            f"{names} are alike by {mine:.3f} and {other:.3f} within a layer (1: they always look at the same places);"
+            f" less by {_text(interval, ' of 1')}, {_how_many(pairs)}.",
             interval,
         )
 

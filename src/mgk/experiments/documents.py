@@ -12,7 +12,6 @@ from mgk.experiments.bench_tables import bench_parts
 from mgk.experiments.catalogue import EXPERIMENTS
 from mgk.experiments.claims import CLAIMS, verdicts
 from mgk.experiments.drawing import draw
-from mgk.experiments.figures import Lines
 from mgk.experiments.outputs import Outputs
 from mgk.experiments.paper import AVERAGE
 from mgk.experiments.records import FIGURES, TABLES, write_bytes, write_text
@@ -124,8 +123,7 @@ def _figure(outputs: Outputs, results: str, name: str) -> str:
     figure = outputs.figures.get(name)
     if figure is None:
         return f"Not measured yet: `{EXPERIMENTS[name].command(preset)}`."
-    words = [panel.description if isinstance(panel, Lines) else panel.title for panel in figure.panels]
-    alt = " ".join(words).replace("[", "(").replace("]", ")")
+    alt = " ".join(panel.description for panel in figure.panels).replace("[", "(").replace("]", ")")
     shown = f"![{alt}]({PICTURES}/{name}.png)"
     return f"`{figure.command}` (data: `{results}/{FIGURES}/{preset}/{name}.json`)\n\n{shown}\n\n{figure.caption}"
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from mgk.analysis import cost
-from mgk.analysis.attention_maps import AttentionMaps
+from mgk.analysis.attention_maps import NEAR, AttentionMaps, Reach, reach
 from mgk.analysis.formula import Quantity
 from mgk.experiments.catalogue import Experiment
 from mgk.experiments.cells import Model
@@ -24,6 +24,7 @@ from mgk.experiments.inside import Inside
 from mgk.experiments.records import Record
 from mgk.experiments.verdicts import Findings
 from mgk.report.charts import Series
+from mgk.report.numbers import percent
 
 _BINS = 20
 # Points of a training curve that are averaged into one.
@@ -51,11 +52,7 @@ class Lines:
     @property
     def description(self) -> str:
         """In words, for those who do not see it."""
-        parts = []
-        for curve in self.series:
-            (x0, y0), (x1, y1) = curve.points[0], curve.points[-1]
-            parts.append(f"{curve.name} goes from {y0:,.4g} at {x0:,.6g} to {y1:,.4g} at {x1:,.6g}")
-        return f"{self.title}, {self.y_label} over {self.x_label}: {'; '.join(parts)}."
+        return f"{self.title}, {self.y_label} over {self.x_label}: {'; '.join(map(_course, self.series))}."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +61,30 @@ class Maps:
 
     title: str
     maps: AttentionMaps
+
+    def describe(self, layer: int, head: int) -> str:
+        """One map in words, by its place."""
+        found = self._reach(layer, head)
+        return (
+            f"{self.maps.title(layer, head)}: the average query spreads over {found.positions:.1f} of"
+            f" {self.maps.weights.shape[-1]} positions, {percent(found.nearby)} of its weight within {NEAR} of itself"
+        )
+
+    @property
+    def description(self) -> str:
+        """All maps in words, for those who do not see them."""
+        layers, heads, _, positions = self.maps.weights.shape
+        parts = [
+            f"{self._reach(layer, head).positions:.1f} in {self.maps.title(layer, head)}"
+            for layer in range(layers)
+            for head in range(heads)
+        ]
+        spread = f"of {positions} positions the average query spreads over {', '.join(parts)}"
+        return f"Attention maps of {self.title}: {spread}."
+
+    def _reach(self, layer: int, head: int) -> Reach:
+        weights = self.maps.weights[layer, head]
+        return reach(weights / weights.sum(-1, keepdims=True).clip(1e-9))
 
 
 Panel = Lines | Maps
@@ -109,6 +130,15 @@ def make_figure(experiment: Experiment, findings: Findings) -> Figure | None:
         panels=tuple(panels),
         command=experiment.command(findings.preset),
     )
+
+
+def _course(curve: Series) -> str:
+    """Where a curve begins and ends, and its peak where that is between the two."""
+    first, last = curve.points[0], curve.points[-1]
+    peak = max(curve.points, key=lambda point: point[1])
+    between = [peak] if peak[1] > max(first[1], last[1]) else []
+    path = [f"{y:,.4g} at {x:,.6g}" for x, y in (first, *between, last)]
+    return f"{curve.name} goes from {' to '.join(path)}"
 
 
 _Made = tuple[str, list[Panel]]
@@ -210,8 +240,9 @@ def _rank_caption(seen: Mapping[Model, Inside]) -> str:
         means = ", ".join(f"{np.mean(layer.ranks):.1f} ({np.mean(layer.effective):.1f})" for layer in inside.ranks)
         parts.append(f"{model.title}: {means}")
     return (
-        f"Ranks of {' or '.join(f'{count:,}' for count in counts)} attention matrices of each layer, by singular values"
-        f" of 10⁻⁶ and more. Mean rank, and effective rank in brackets, by layer: {'; '.join(parts)}."
+        f"Ranks of {' or '.join(f'{count:,}' for count in counts)} attention matrices of each layer, of examples that"
+        " no model was trained on, by singular values of 10⁻⁶ and more. Mean rank, and effective rank in brackets, by"
+        f" layer: {'; '.join(parts)}."
     )
 
 
@@ -288,10 +319,10 @@ def _found(measured: Measured, task: str, models: Sequence[Model]) -> dict[Model
 
 
 def _seen(experiment: Experiment, findings: Findings) -> dict[Model, Inside]:
-    """All models of the experiment, or nothing."""
+    """All models of the experiment, of their first seed, or nothing."""
     (task,) = experiment.tasks_at(findings.preset)
     models = experiment.models_at(findings.preset)
-    seen = {model: inside for model in models if (inside := findings.inside.get((task, model))) is not None}
+    seen = {model: inside[0] for model in models if (inside := findings.inside.get((task, model)))}
     return seen if len(seen) == len(models) else {}
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch.utils.data import Dataset
+from torch.utils.data import ConcatDataset, Subset
 
 from mgk.analysis.attention_maps import AttentionMaps, attention_maps
 from mgk.analysis.mixtures import mixture_usage
@@ -121,7 +121,8 @@ def look_inside(cell: Cell, run: Path, *, matrices: int, on_step: OnStep = lambd
             number = min(1, count(test) - 1)  # the first segment begins the text: its maps are not typical
         (whole,) = attention_maps(model, [test[number]])
         side = side_of(whole.weights.shape[0] * whole.weights.shape[1])
-        distributions = rank_distributions(model, _Whole(test), count=matrices, on_step=on_step)
+        sampled = rank_examples(data, ("test", cell.recipe.evaluation.split))
+        distributions = rank_distributions(model, sampled, count=matrices, on_step=on_step)
         places = np.linspace(0, count(test) - 1, min(EXAMPLES, count(test))).astype(int)
         examples = [test[int(place)] for place in places]
         alike = [redundancy(model, [example]).within_layers for example in examples]
@@ -151,17 +152,20 @@ def look_inside(cell: Cell, run: Path, *, matrices: int, on_step: OnStep = lambd
     )
 
 
-class _Whole:
-    """A split as ``rank_distributions`` wants it."""
+def rank_examples(data: TaskData, splits: Sequence[str]) -> ConcatDataset[Batch]:
+    """What ranks are taken of: some splits together, as the test split alone may have too few examples.
 
-    def __init__(self, data: Dataset[Batch]) -> None:
-        self._data = data
-
-    def __len__(self) -> int:
-        return count(self._data)
-
-    def __getitem__(self, index: int, /) -> Batch:
-        return self._data[index]
+    A last segment of running text that is shorter has a lower rank, whatever the model, and is left out.
+    """
+    parts = [data.split(name) for name in dict.fromkeys(splits)]
+    if data.is_language:
+        parts = [
+            Subset(part, range(count(part) - 1))
+            if part[count(part) - 1]["input_ids"].shape[-1] < part[0]["input_ids"].shape[-1]
+            else part
+            for part in parts
+        ]
+    return ConcatDataset(parts)
 
 
 def unigram_perplexity(data: TaskData) -> float:

@@ -5,7 +5,7 @@ Taken right after a cell that a figure asks for, so that figures can be drawn an
 
 import base64
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
@@ -91,6 +91,15 @@ class Inside:
             alike=tuple(data["alike"]),
             usage=tuple(LayerUsage(**layer) for layer in data["usage"]),
         )
+
+
+def by_model(seen: Iterable[Inside]) -> dict[tuple[str, Model], tuple[Inside, ...]]:
+    """What is seen in models by task and model, in the order of seeds."""
+    found: dict[tuple[str, Model], tuple[Inside, ...]] = {}
+    for inside in sorted(seen, key=lambda inside: (inside.cell.task, inside.cell.model.slug, inside.cell.seed)):
+        key = inside.cell.task, inside.cell.model
+        found[key] = (*found.get(key, ()), inside)
+    return found
 
 
 def side_of(maps: int) -> int:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from mgk.experiments.bench_tables import BENCH, Bench, read_bench
 from mgk.experiments.catalogue import EXPERIMENTS, Experiment
-from mgk.experiments.cells import Cell, Model, changes
+from mgk.experiments.cells import Cell, changes
 from mgk.experiments.claims import verdicts_json
 from mgk.experiments.differences import Measured
 from mgk.experiments.figures import Figure, make_figure
-from mgk.experiments.inside import Inside
+from mgk.experiments.inside import Inside, by_model
 from mgk.experiments.records import FIGURES, TABLES, Record, Results, compact_json, write_bytes, write_text
 from mgk.experiments.tables import Table, make_table, markdown
 from mgk.experiments.verdicts import Findings
@@ -89,7 +89,8 @@ def gather(results: Results, preset: str, *, records: Sequence[Record] | None = 
         and (records is None or not changes(record.cell.recipe, record.recipe))
     ]
     measured = Measured(mine)
-    findings = Findings(preset, measured, _all_inside(results, preset))
+    seen = [_read_inside(path) for path in (results.folder / FIGURES / preset / _INSIDE).glob("*.json")]
+    findings = Findings(preset, measured, by_model(seen))
     tables, figures = {}, {}
     for experiment in EXPERIMENTS.values():
         if experiment.kind == "table":
@@ -120,14 +121,6 @@ def write_outputs(outputs: Outputs, results: Results, experiments: Iterable[Expe
             written.append(place / f"{figure.id}.png")
     write_text(results.folder / TABLES / preset / CLAIMS, compact_json(verdicts_json(outputs.findings)))
     return written
-
-
-def _all_inside(results: Results, preset: str) -> dict[tuple[str, Model], Inside]:
-    found: dict[tuple[str, Model], Inside] = {}
-    for path in sorted((results.folder / FIGURES / preset / _INSIDE).glob("*.json"), reverse=True):
-        inside = _read_inside(path)
-        found[inside.cell.task, inside.cell.model] = inside
-    return found
 
 
 def _read_inside(path: Path) -> Inside:

@@ -1,8 +1,9 @@
 """The page of a folder of results: claims with verdicts, tables beside the paper's, figures, each with its command."""
 
 from collections.abc import Sequence
+from statistics import fmean
 
-from mgk.analysis.attention_maps import NEAR, picture, reach
+from mgk.analysis.attention_maps import picture
 from mgk.analysis.statistics import Interval
 from mgk.experiments.catalogue import EXPERIMENTS
 from mgk.experiments.claims import CLAIMS, verdicts
@@ -23,7 +24,7 @@ from mgk.experiments.verdicts import CONFIRMED, CONTRADICTED, NOT_MEASURED, NOT_
 from mgk.report.charts import Bar, interval_chart, line_chart
 from mgk.report.html import Content, Markup, code_block, details, facts, figure, grid, page, paragraph, png, section
 from mgk.report.html import table as html_table
-from mgk.report.numbers import percent, short
+from mgk.report.numbers import short
 
 _SIGNS = {CONFIRMED: "✓", NOT_SEEN: "○", CONTRADICTED: "✗", NOT_MEASURED: "–"}
 
@@ -145,21 +146,21 @@ def _maps(panel: Maps) -> Markup:
     pictures = []
     for layer in range(layers):
         for head in range(heads):
-            weights = panel.maps.weights[layer, head]
-            found, where = reach(weights / weights.sum(-1, keepdims=True).clip(1e-9)), panel.maps.title(layer, head)
-            alt = (
-                f"Attention map of {panel.title}, {where}: the average query spreads over {found.positions:.1f} of"
-                f" {weights.shape[-1]} positions, {percent(found.nearby)} of its weight within {NEAR} of itself"
-            )
-            pictures.append(figure(png(picture(weights), alt), where))
+            alt = f"Attention map of {panel.title}, {panel.describe(layer, head)}"
+            image = png(picture(panel.maps.weights[layer, head]), alt)
+            pictures.append(figure(image, panel.maps.title(layer, head)))
     return grid(pictures, columns=heads)
 
 
-def _inside(models: Sequence[Inside]) -> list[Content]:
+def _inside(models: Sequence[tuple[Inside, ...]]) -> list[Content]:
+    """Of each model the seeds that were looked into, of which the components of the first are shown."""
     alike = [
-        (f"{item.cell.model.title} on {item.cell.task}", f"{sum(item.alike) / len(item.alike):.3f}")
-        for item in models
-        if item.alike
+        (
+            f"{seeds[0].cell.model.title} on {seeds[0].cell.task}",
+            ", ".join(f"{fmean(item.alike):.3f}" for item in seeds),
+        )
+        for seeds in models
+        if seeds[0].alike
     ]
     parts: list[Content] = []
     if alike:
@@ -167,7 +168,7 @@ def _inside(models: Sequence[Inside]) -> list[Content]:
             html_table(
                 "How alike two heads of a layer are: the mean over queries of 1 − JS / log 2, JS the Jensen-Shannon"
                 " divergence of where they look; 1 is always the same places, 0 never.",
-                ("model", "likeness"),
+                ("model", "likeness, by seed"),
                 alike,
             )
         )
@@ -181,7 +182,7 @@ def _inside(models: Sequence[Inside]) -> list[Content]:
             f"{layer.certainty[head]:.2f}",
             f"{max(map(max, layer.distance[head])):.2f}",
         )
-        for item in models
+        for item, *_ in models
         for number, layer in enumerate(item.usage, 1)
         for head in range(len(layer.prior))
     ]

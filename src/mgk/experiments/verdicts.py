@@ -62,12 +62,12 @@ class Findings:
     Attributes:
         preset: of the cells.
         measured: their records.
-        inside: what is seen in models, by task and model.
+        inside: what is seen in models, by task and model; a model of each seed that was looked into.
     """
 
     preset: str
     measured: Measured
-    inside: Mapping[tuple[str, Model], Inside]
+    inside: Mapping[tuple[str, Model], tuple[Inside, ...]]
 
 
 @dataclass(frozen=True)
