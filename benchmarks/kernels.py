@@ -208,7 +208,8 @@ def main() -> None:
         "--json", type=Path, required=True, help="where the rows go; rows of experiments not run are kept"
     )
     parser.add_argument("--plot", type=Path, help="a picture of the ratio over the length")
-    parser.add_argument("--only", nargs="*", help="names of experiments")
+    names = list(dict.fromkeys(name for name, _ in experiments()))
+    parser.add_argument("--only", nargs="*", choices=names, metavar="NAME", help=f"of {', '.join(names)}")
     arguments = parser.parse_args()
     torch.set_num_threads(THREADS)
     torch.manual_seed(0)
