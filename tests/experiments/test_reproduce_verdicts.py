@@ -257,6 +257,7 @@ def test_a_table_says_where_nothing_was_learned_and_where_one_seed_tells_little(
     table = make_table(EXPERIMENTS["table1"], "laptop", Measured(table_1({SOFTMAX: 0.5, MGK: 0.5}, seeds=1)))
     assert table is not None
     assert "no model here is better than that" in table.notes[0]
+    assert difference_rows(table) == []
     assert "one seed" in difference_caption(table)
     table = make_table(EXPERIMENTS["table1"], "laptop", Measured(table_1({SOFTMAX: 0.5, MGK: 0.8})))
     assert table is not None

@@ -27,7 +27,7 @@ class Entry:
         deviation: the standard deviation over seeds; None for one.
         values: by seed.
         paper: the paper's number; None where it has none.
-        difference: to the row's reference; None for baselines.
+        difference: to the row's reference; None for baselines, and where neither has learned anything.
     """
 
     mean: float | None
@@ -259,8 +259,7 @@ def _row(
             continue
         task = tasks[0] if experiment.is_language else column
         values = [record.test for record in records[task]]
-        difference = measured.difference(task, model, reference) if reference is not None else None
-        interval = None if difference is None else difference.interval
+        interval = None if reference is None else _difference(measured, task, model, reference)
         if column == "validation":
             values = [record.summary.metrics["best_validation_perplexity"] for record in records[task]]
             interval = None
@@ -276,6 +275,14 @@ def _row(
         parameters=(min(sizes, default=0), max(sizes, default=0)),
         entries=entries,
     )
+
+
+def _difference(measured: Measured, task: str, model: Model, reference: Model) -> Interval | None:
+    """None where one was not measured, or neither has learned anything: what they answer alike says nothing."""
+    found = measured.difference(task, model, reference)
+    if found is None or not any(has_learned(measured.of(task, one)) for one in (model, reference)):
+        return None
+    return found.interval
 
 
 def _entry(values: Sequence[float], paper: float | None, difference: Interval | None) -> Entry:
