@@ -5,8 +5,9 @@ import re
 from pathlib import Path
 
 import pytest
-from made_up_results import stored
+from made_up_results import record, stored
 
+from mgk.experiments.catalogue import EXPERIMENTS
 from mgk.experiments.differences import Measured
 from mgk.experiments.documents import fill, fill_document
 from mgk.experiments.outputs import Outputs, gather, presets_of
@@ -104,6 +105,16 @@ def test_a_filled_readme_has_numbers_of_the_tables(outputs, tmp_path):
     text = fill("# A\n\n<!-- generated: summary -->\n<!-- end of generated: summary -->\n", outputs, "results")
     assert check_numbers(text, tmp_path) > 40
     assert "claims, at preset `laptop`: " in text
+
+
+def test_the_summary_names_the_tasks_of_the_average_alone(tmp_path):
+    store = stored(tmp_path)
+    for model in EXPERIMENTS["table1"].models_at("laptop"):
+        store.write(record("image", model, 0))
+    found = gather(store, "laptop")
+    assert "image" in found.tables["table1"].columns
+    text = fill("<!-- generated: summary -->\n<!-- end of generated: summary -->\n", found, "results")
+    assert "Retrieval (PeerRead pairs in place of AAN), of 3 seeds" in text
 
 
 def test_parts_are_filled_in_place(outputs, tmp_path):

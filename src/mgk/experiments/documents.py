@@ -13,7 +13,7 @@ from mgk.experiments.catalogue import EXPERIMENTS
 from mgk.experiments.claims import CLAIMS, verdicts
 from mgk.experiments.drawing import draw
 from mgk.experiments.outputs import Outputs
-from mgk.experiments.paper import AVERAGE
+from mgk.experiments.paper import AVERAGE, LRA
 from mgk.experiments.records import FIGURES, TABLES, write_bytes, write_text
 from mgk.experiments.tables import DASH, machines, markdown, markdown_table
 from mgk.experiments.verdicts import NOT_MEASURED
@@ -152,7 +152,7 @@ def _headlines(outputs: Outputs, folder: str, names: Sequence[str], column: str)
         return []
     first = tables[0]
     files = ", ".join(f"`{folder}/{table.id}.json`" for table in tables)
-    labels = ", ".join(first.labels[task] for task in first.columns if task != AVERAGE)
+    labels = ", ".join(first.labels[task] for task in LRA if task in first.labels)
     what = f"Test accuracy, mean of {labels}" if column == AVERAGE else f"Perplexity, {first.labels[column]}"
     rows: dict[str, list[str]] = {}
     for row in (row for table in tables for row in table.rows):
