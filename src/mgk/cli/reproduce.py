@@ -34,7 +34,8 @@ def reproduce(
         str, typer.Option(help="paper: as published; laptop: minutes a cell; smoke: seconds, on made-up data.")
     ] = "laptop",
     seeds: Annotated[
-        int | None, typer.Option(min=1, help="Runs of each model.", show_default="paper 5, laptop 3, smoke 1")
+        int | None,
+        typer.Option(min=1, help="Runs of each model.", show_default="paper 5, laptop 3, smoke 1; of maps 1"),
     ] = None,
     tasks: Annotated[
         str | None,

@@ -189,8 +189,9 @@ def _inside(models: Sequence[tuple[Inside, ...]]) -> list[Content]:
     if usage:
         parts.append(
             html_table(
-                "What the components of a key do: their priors, their share of the attention, how much of a pair the"
-                " first of them has, and the largest distance between two of them in standard deviations.",
+                "What the components of a key do, in models of the first seed: their priors, their share of the"
+                " attention, how much of a pair the strongest has, and the largest distance between two of them in"
+                " standard deviations.",
                 ("model", "layer", "head", "priors", "shares", "certainty", "distance"),
                 usage,
             )
