@@ -10,9 +10,9 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from mgk.bench.json_file import write_json
-from mgk.bench.machine import describe
-from mgk.cli.progress import progress
+from mgk._util.files import write_json
+from mgk._util.machine import describe
+from mgk._util.progress import progress
 from mgk.data import prepare
 
 

@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from mgk.bench.json_file import write_json
-from mgk.bench.machine import describe
-from mgk.cli.progress import progress
+from mgk._util.files import write_json
+from mgk._util.machine import describe
+from mgk._util.progress import progress
 from mgk.data import prepare
 from mgk.data.pathfinder import DIFFICULTIES, PICTURES_PER_BLOCK, draw
 

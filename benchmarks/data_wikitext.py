@@ -13,8 +13,8 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from mgk.bench.json_file import write_json
-from mgk.bench.machine import describe
+from mgk._util.files import write_json
+from mgk._util.machine import describe
 from mgk.data import prepare
 from mgk.data.sources import Source
 

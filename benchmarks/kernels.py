@@ -20,8 +20,8 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 import mgk
-from mgk.bench.json_file import write_json
-from mgk.bench.machine import describe
+from mgk._util.files import write_json
+from mgk._util.machine import describe
 from mgk.bench.memory import peak_extra_bytes
 from mgk.bench.timing import compare
 

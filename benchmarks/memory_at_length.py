@@ -12,9 +12,9 @@ from pathlib import Path
 import torch
 
 from mgk import mixture_attention
+from mgk._util.files import write_json
+from mgk._util.machine import describe
 from mgk.bench.attention import reference_bytes
-from mgk.bench.json_file import write_json
-from mgk.bench.machine import describe
 from mgk.bench.memory import peak_extra_bytes
 from mgk.bench.settings import Settings
 

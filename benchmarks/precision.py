@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 import mgk
-from mgk.bench.json_file import write_json
-from mgk.bench.machine import describe
+from mgk._util.files import write_json
+from mgk._util.machine import describe
 
 LENGTH, HEAD_DIM, MIXTURES, BOUND = 512, 32, 2, 5e-6
 FUNCTIONS = {"mgk": mgk.mixture_attention, "smgk": mgk.shifted_mixture_attention}

@@ -18,8 +18,8 @@ from torch.utils.data import DataLoader
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from mgk.analysis.attention_maps import attention_maps, draw_grid, reach
-from mgk.analysis.mixtures import mixture_usage
-from mgk.analysis.ranks import rank_distributions
+from mgk.analysis.attention_rank import rank_distributions
+from mgk.analysis.mixture_usage import mixture_usage
 from mgk.analysis.redundancy import redundancy
 from mgk.data import Collator, EpochBatches, load
 from mgk.models import MgkConfig, MgkForSequenceClassification

@@ -14,7 +14,7 @@ import yaml
 from typer.main import get_command
 
 from mgk.cli.app import app
-from mgk.experiments.catalogue import EXPERIMENTS
+from mgk.experiments.reproduce.registry import EXPERIMENTS
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -94,7 +94,7 @@ def found(name):
         ("![map](images/map.png)", "index.md", "![map](images/map.png)"),
         ("[the licence](../LICENSE)", "index.md", "the licence"),
         ("[`tests/a.py`](../tests/a.py)", "index.md", "`tests/a.py`"),
-        ("[`rank`](../src/mgk/analysis/ranks.py)", "index.md", "[`rank`][mgk.analysis.ranks.rank]"),
+        ("[`rank`](../src/mgk/analysis/ranks.py)", "index.md", "[`rank`][mgk.analysis.attention_rank.rank]"),
         ("[`mgk.nn`](../../src/mgk/nn/__init__.py)", "reference/nn.md", "[`mgk.nn`][mgk.nn]"),
     ],
 )

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from mgk.experiments.bench_tables import bench_parts, read_bench
-from mgk.experiments.documents import fill
-from mgk.experiments.outputs import Outputs, gather, presets_of
-from mgk.experiments.records import Results
+from mgk.experiments.artifacts import Outputs, gather, presets_of
+from mgk.experiments.render.bench_tables import bench_parts, read_bench
+from mgk.experiments.render.markdown_sections import fill
+from mgk.experiments.result_store import Results
 from mgk.training.errors import TrainingError
 
 ROOT = Path(__file__).parent.parent

@@ -3,9 +3,10 @@
 Every public name loads on first use, so ``import mgk`` alone imports neither torch nor anything heavier.
 """
 
-from importlib import import_module
 from importlib.metadata import version as _version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from mgk._util.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from mgk.functional import LinearState as LinearState
@@ -21,30 +22,22 @@ if TYPE_CHECKING:
 
 __version__ = _version("mgk")
 
-_FUNCTIONS = (
-    "LinearState",
-    "MStep",
-    "available_backends",
-    "linear_mixture_attention",
-    "linear_mixture_weights",
-    "m_step",
-    "mixture_attention",
-    "mixture_weights",
-    "responsibilities",
-    "shifted_mixture_attention",
+_public, __getattr__, __dir__ = lazy_exports(
+    __name__,
+    {
+        "mgk.functional": [
+            "LinearState",
+            "MStep",
+            "available_backends",
+            "linear_mixture_attention",
+            "linear_mixture_weights",
+            "m_step",
+            "mixture_attention",
+            "mixture_weights",
+            "responsibilities",
+            "shifted_mixture_attention",
+        ],
+    },
+    submodules=("analysis", "data", "functional", "models", "nn", "variants"),
 )
-_SUBPACKAGES = ("analysis", "data", "functional", "models", "nn")
-
-__all__ = [*_FUNCTIONS, *_SUBPACKAGES, "__version__"]
-
-
-def __getattr__(name: str) -> Any:
-    if name in _FUNCTIONS:
-        return getattr(import_module("mgk.functional"), name)
-    if name in _SUBPACKAGES:
-        return import_module(f"mgk.{name}")
-    raise AttributeError(f"module 'mgk' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__all__ = [*_public, "__version__"]

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
-from mgk.analysis import cost
-from mgk.analysis.cost import VARIANTS, Sizes
+from mgk.analysis import cost_model
+from mgk.analysis.cost_model import VARIANTS, Sizes
 from mgk.models import (
     MgkConfig,
     MgkForCausalLM,
@@ -64,7 +64,7 @@ def test_parameters_of_attention(attention, heads, head_dim, mixtures, prior, e_
         mixtures=mixtures,
         **options,
     )
-    assert cost.attention_parameters(sizes).value == count(module)
+    assert cost_model.attention_parameters(sizes).value == count(module)
 
 
 def test_half_the_heads_are_five_units_against_eight():
@@ -74,12 +74,14 @@ def test_half_the_heads_are_five_units_against_eight():
     assert weights == {"mgk": 5 * unit, "smgk": 4 * unit}
     assert projections(mgk.baseline()) == 8 * unit
     assert mgk.baseline().heads == 8
-    shifts = [term for term in cost.attention_parameters(replace(mgk, attention="smgk")).terms if term.name == "shifts"]
+    shifts = [
+        term for term in cost_model.attention_parameters(replace(mgk, attention="smgk")).terms if term.name == "shifts"
+    ]
     assert len(shifts) == 1
 
 
 def projections(sizes):
-    quantity = cost.attention_parameters(sizes)
+    quantity = cost_model.attention_parameters(sizes)
     return quantity.term_value(quantity.terms[0])
 
 
@@ -88,10 +90,10 @@ def test_parameters_of_models(attention):
     with_labels = config(attention, num_labels=10)
     model = MgkForSequenceClassification(with_labels)
     sizes = Sizes.from_config(with_labels, length=48, head="classification")
-    assert cost.layer_parameters(sizes).value == count(model.model.layers[0])
-    assert cost.model_parameters(sizes).value == count(model)
-    assert cost.head_parameters(sizes).value == count(model.classifier)
-    assert cost.model_parameters(replace(sizes, head="none")).value == count(MgkModel(with_labels))
+    assert cost_model.layer_parameters(sizes).value == count(model.model.layers[0])
+    assert cost_model.model_parameters(sizes).value == count(model)
+    assert cost_model.head_parameters(sizes).value == count(model.classifier)
+    assert cost_model.model_parameters(replace(sizes, head="none")).value == count(MgkModel(with_labels))
 
 
 @pytest.mark.parametrize(
@@ -108,7 +110,7 @@ def test_parameters_of_models(attention):
 )
 def test_parameters_of_every_head(model, head, options):
     chosen = config("smgk", **options)
-    assert cost.model_parameters(Sizes.from_config(chosen, length=16, head=head)).value == count(model(chosen))
+    assert cost_model.model_parameters(Sizes.from_config(chosen, length=16, head=head)).value == count(model(chosen))
 
 
 def products(quantity):
@@ -135,7 +137,7 @@ def test_products_of_a_classifier(attention, e_step, passes):
     chosen.attention_probs_dropout_prob = 0.0
     sizes = Sizes.from_config(chosen, length=33, batch=3, head="classification", formulation="plain")
     ids, labels = torch.randint(17, (3, 33)), torch.tensor([1, 2, 3])
-    quantity = cost.forward_flops(sizes) if passes == "forward" else cost.training_flops(sizes)
+    quantity = cost_model.forward_flops(sizes) if passes == "forward" else cost_model.training_flops(sizes)
     model = MgkForSequenceClassification(chosen).train()
     assert measured(model, passes, input_ids=ids, labels=labels) == products(quantity)
 
@@ -144,17 +146,19 @@ def test_products_of_a_pair_and_of_patches_and_of_random_features():
     pair = config("mgk", backend="reference", num_labels=2)
     ids = torch.randint(17, (3, 20))
     out = measured(MgkForDocumentRetrieval(pair).eval(), "forward", input_ids=ids, input_ids_2=ids)
-    assert out == products(cost.forward_flops(Sizes.from_config(pair, length=20, batch=3, head="retrieval")))
+    assert out == products(cost_model.forward_flops(Sizes.from_config(pair, length=20, batch=3, head="retrieval")))
 
     patches = config("mgk", backend="reference", num_labels=10, patch_size=8, image_size=32, pooling="cls")
     sizes = Sizes.from_config(patches, length=16, batch=2, head="classification")
     pixels = torch.rand(2, 3, 32, 32)
     out = measured(MgkForImageClassification(patches).eval(), "forward", pixel_values=pixels)
-    assert out == products(cost.forward_flops(sizes))
+    assert out == products(cost_model.forward_flops(sizes))
 
     favor = config("mlk", backend="blockwise", feature_map="favor", num_labels=10)
     out = measured(MgkForSequenceClassification(favor).eval(), "forward", input_ids=ids)
-    assert out == products(cost.forward_flops(Sizes.from_config(favor, length=20, batch=3, head="classification")))
+    assert out == products(
+        cost_model.forward_flops(Sizes.from_config(favor, length=20, batch=3, head="classification"))
+    )
 
 
 @pytest.mark.parametrize("attention", VARIANTS)
@@ -175,7 +179,7 @@ def test_bytes_of_the_cache(attention, feature_map):
         mixtures=3,
         feature_map=feature_map,
     )
-    assert cost.cache_bytes(sizes).value == cache.nbytes
+    assert cost_model.cache_bytes(sizes).value == cache.nbytes
 
 
 @pytest.mark.parametrize("attention", VARIANTS)
@@ -195,37 +199,44 @@ def test_bytes_of_activations(attention):
         out = model(input_ids=torch.randint(17, (2, 300)), labels=torch.tensor([1, 2]))
     assert out.loss.requires_grad  # keeps the graph alive until here
     sizes = Sizes.from_config(chosen, length=300, batch=2, head="classification")
-    assert cost.activation_bytes(sizes).value == pytest.approx(sum(kept.values()), rel=0.03)
+    assert cost_model.activation_bytes(sizes).value == pytest.approx(sum(kept.values()), rel=0.03)
 
 
 def test_an_em_prior_costs_training_only_and_hard_costs_less_than_soft():
     sizes = Sizes(attention="mgk", heads=4, head_dim=32, hidden=64, layers=2, intermediate=128, length=100)
     em = replace(sizes, prior="em")
-    assert cost.forward_flops(em).value == cost.forward_flops(sizes).value
-    extra = cost.training_flops(em).value - cost.training_flops(sizes).value
+    assert cost_model.forward_flops(em).value == cost_model.forward_flops(sizes).value
+    extra = cost_model.training_flops(em).value - cost_model.training_flops(sizes).value
     assert extra == 2 * 4 * 100**2 * (2 * 32 * 2 + 6 * 2)
-    assert cost.training_flops(replace(em, variance="em")).value > cost.training_flops(em).value
-    assert cost.forward_flops(replace(sizes, e_step="hard")).value < cost.forward_flops(sizes).value
+    assert cost_model.training_flops(replace(em, variance="em")).value > cost_model.training_flops(em).value
+    assert cost_model.forward_flops(replace(sizes, e_step="hard")).value < cost_model.forward_flops(sizes).value
 
 
 def test_shared_products_cost_less_than_plain_ones_and_causal_ones_half():
     sizes = Sizes(attention="smgk", heads=4, head_dim=32, hidden=64, layers=2, intermediate=128, length=1000)
-    assert cost.attention_flops(sizes).value < 0.75 * cost.attention_flops(replace(sizes, formulation="plain")).value
+    assert (
+        cost_model.attention_flops(sizes).value
+        < 0.75 * cost_model.attention_flops(replace(sizes, formulation="plain")).value
+    )
     softmax = sizes.baseline()
-    assert cost.attention_flops(sizes).value < 0.6 * cost.attention_flops(softmax).value
-    causal = cost.attention_flops(replace(softmax, causal=True)).value
-    assert causal / cost.attention_flops(softmax).value == pytest.approx(0.5, abs=0.001)
-    assert cost.cache_bytes(sizes).value * 2 == cost.cache_bytes(softmax).value
+    assert cost_model.attention_flops(sizes).value < 0.6 * cost_model.attention_flops(softmax).value
+    causal = cost_model.attention_flops(replace(softmax, causal=True)).value
+    assert causal / cost_model.attention_flops(softmax).value == pytest.approx(0.5, abs=0.001)
+    assert cost_model.cache_bytes(sizes).value * 2 == cost_model.cache_bytes(softmax).value
 
 
 def test_a_quantity_explains_itself():
     sizes = Sizes(attention="mgk", heads=4, head_dim=32, hidden=64, layers=2, intermediate=128, length=100)
-    text = cost.attention_parameters(sizes).explain()
+    text = cost_model.attention_parameters(sizes).explain()
     assert text.splitlines()[:2] == [
         "attention parameters = 41,544",
         "  projections: (3 + K) * C * H * D = (3 + 2) * 64 * 4 * 32 = 40,960",
     ]
-    for quantity in (cost.training_flops(sizes), cost.model_parameters(sizes), cost.activation_bytes(sizes)):
+    for quantity in (
+        cost_model.training_flops(sizes),
+        cost_model.model_parameters(sizes),
+        cost_model.activation_bytes(sizes),
+    ):
         assert sum(eval(quantity.with_numbers(term)) for term in quantity.terms) == quantity.value
 
 
@@ -251,5 +262,5 @@ def test_a_baseline_has_no_baseline():
 
 
 def test_planning_needs_no_torch():
-    code = "import sys, mgk.analysis.cost; assert not {'torch', 'numpy'} & set(sys.modules)"
+    code = "import sys, mgk.analysis.cost_model; assert not {'torch', 'numpy'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

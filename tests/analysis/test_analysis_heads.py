@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from mgk.analysis.mixtures import mixture_usage
-from mgk.analysis.ranks import effective_rank, rank, rank_distributions, singular_values
+from mgk.analysis.attention_rank import effective_rank, rank, rank_distributions, singular_values
+from mgk.analysis.mixture_usage import mixture_usage
 from mgk.analysis.redundancy import Redundancy, redundancy, similarity
 from mgk.models import MgkConfig, MgkForCausalLM, MgkForSequenceClassification
 

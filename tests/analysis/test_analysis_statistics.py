@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mgk.analysis.statistics import (
+from mgk.analysis.confidence_intervals import (
     mcnemar,
     mean_accuracy,
     mean_difference,

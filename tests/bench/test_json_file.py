@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from mgk.bench.json_file import write_json
+from mgk._util.files import write_json
 
 
 def test_writes_what_json_reads(tmp_path: Path) -> None:

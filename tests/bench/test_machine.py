@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 
 import mgk
-from mgk.bench import machine
+from mgk._util import machine
 
 
 def test_description_names_what_ran() -> None:

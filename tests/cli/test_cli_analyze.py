@@ -51,5 +51,5 @@ def test_a_wrong_size_names_the_option():
 def test_no_torch():
     result = run(python=("-X", "importtime", "-m", "mgk"))
     imported = {line.rpartition("|")[2].strip() for line in result.stderr.splitlines()}
-    assert "mgk.analysis.cost" in imported
+    assert "mgk.analysis.cost_model" in imported
     assert "torch" not in imported

@@ -1,6 +1,6 @@
 import pytest
 
-from mgk.cli import progress
+from mgk._util import progress
 
 
 def test_plain_lines_away_from_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

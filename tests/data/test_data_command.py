@@ -169,7 +169,7 @@ def test_help_list_and_usage_errors_import_neither_torch_nor_numpy(tmp_path: Pat
     imported = {
         line.rpartition("|")[2].strip() for line in result.stderr.splitlines() if line.startswith("import time")
     }
-    assert "mgk.data.catalog" in imported
+    assert "mgk.data.task_registry" in imported
     assert not imported & {"torch", "numpy", "transformers", "datasets"}
 
 

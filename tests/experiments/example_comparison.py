@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from mgk.analysis import cost
+from mgk.analysis import cost_model
 from mgk.analysis.attention_maps import AttentionMaps
-from mgk.analysis.statistics import mean_accuracy, mean_difference, paired_difference
-from mgk.experiments.comparison import Comparison, Look, Result
-from mgk.experiments.contenders import parse_contender
+from mgk.analysis.confidence_intervals import mean_accuracy, mean_difference, paired_difference
+from mgk.experiments.compare.result import Comparison, Look, Result
+from mgk.experiments.model_spec import parse_contender
 
 
 def example(seeds=1, metric="accuracy", names=("softmax:2", "smgk:1", "mgk:1")):
@@ -18,7 +18,7 @@ def example(seeds=1, metric="accuracy", names=("softmax:2", "smgk:1", "mgk:1")):
     results, flops = [], {}
     for place, name in enumerate(names):
         contender = parse_contender(name)
-        sizes = cost.Sizes(
+        sizes = cost_model.Sizes(
             attention=contender.attention,
             heads=contender.heads,
             head_dim=32,
@@ -29,7 +29,7 @@ def example(seeds=1, metric="accuracy", names=("softmax:2", "smgk:1", "mgk:1")):
             labels=10,
             head="classification",
         )
-        flops[name] = cost.forward_flops(sizes)
+        flops[name] = cost_model.forward_flops(sizes)
         is_accuracy = metric == "accuracy"
         values = tuple(tables[place].mean(1).tolist()) if is_accuracy else perplexities[place]
         results.append(

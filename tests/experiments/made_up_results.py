@@ -3,12 +3,12 @@
 import numpy as np
 
 from mgk.analysis.attention_maps import AttentionMaps
-from mgk.experiments.catalogue import EXPERIMENTS
-from mgk.experiments.cells import Cell, Model
-from mgk.experiments.inside import Inside, LayerRanks, LayerUsage
-from mgk.experiments.outputs import write_inside
-from mgk.experiments.records import DataNote, Record, Results
-from mgk.training.summary import RunSummary
+from mgk.experiments.artifacts import write_inside
+from mgk.experiments.model_analysis import Inside, LayerRanks, LayerUsage
+from mgk.experiments.reproduce.registry import EXPERIMENTS
+from mgk.experiments.result_store import DataNote, Record, Results
+from mgk.experiments.trials import Cell, Model
+from mgk.training.run_summary import RunSummary
 
 EXAMPLES = 500
 LABELS = {

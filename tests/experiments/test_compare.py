@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from mgk.experiments.compare import QUICK, make_plan
-from mgk.experiments.comparison import Comparison
-from mgk.experiments.contenders import Contender, parse_contender
+from mgk.experiments.compare.result import Comparison
+from mgk.experiments.compare.run import QUICK, make_plan
+from mgk.experiments.model_spec import Contender, parse_contender
 from mgk.training.errors import RecipeError
 from mgk.training.recipe import load_recipe
 

@@ -7,8 +7,8 @@ from html.parser import HTMLParser
 import pytest
 from example_comparison import example
 
-from mgk.experiments.compare_page import comparison_page, findings, result_columns, result_rows, verdict
-from mgk.experiments.comparison import Comparison
+from mgk.experiments.compare.page import comparison_page, findings, result_columns, result_rows, verdict
+from mgk.experiments.compare.result import Comparison
 
 
 class Checker(HTMLParser):

@@ -3,7 +3,7 @@ import signal
 
 import pytest
 
-from mgk.experiments.isolated import ProcessError, run_isolated
+from mgk.experiments.subprocess_runner import ProcessError, run_isolated
 
 
 def add(one, two, send):

@@ -9,7 +9,7 @@ from urllib.parse import unquote
 import pytest
 from example_comparison import example
 
-from mgk.experiments.compare_page import comparison_page
+from mgk.experiments.compare.page import comparison_page
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="there is no Chromium on the PATH")

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from made_up_results import record, stored
 
-from mgk.experiments.catalogue import EXPERIMENTS
-from mgk.experiments.differences import Measured
-from mgk.experiments.documents import fill, fill_document
-from mgk.experiments.outputs import Outputs, gather, presets_of
-from mgk.experiments.records import Results
-from mgk.report.numbers import short
+from mgk.experiments.artifacts import Outputs, gather, presets_of
+from mgk.experiments.evidence.effects import Measured
+from mgk.experiments.render.markdown_sections import fill, fill_document
+from mgk.experiments.render.numbers import short
+from mgk.experiments.reproduce.registry import EXPERIMENTS
+from mgk.experiments.result_store import Results
 from mgk.training.errors import RecipeError, TrainingError
 
 ROOT = Path(__file__).parents[2]

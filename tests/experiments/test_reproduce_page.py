@@ -6,11 +6,11 @@ import pytest
 from made_up_results import stored
 from test_page_in_chromium import BROWSER, DESKTOP, PHONE, look
 
-from mgk.experiments.claims import CLAIMS
-from mgk.experiments.differences import Measured
-from mgk.experiments.outputs import Outputs, gather
-from mgk.experiments.reproduction_page import reproduction_page
-from mgk.experiments.verdicts import Findings
+from mgk.experiments.artifacts import Outputs, gather
+from mgk.experiments.evidence.claims import CLAIMS
+from mgk.experiments.evidence.decision_rules import Findings
+from mgk.experiments.evidence.effects import Measured
+from mgk.experiments.reproduce.page import reproduction_page
 
 
 @pytest.fixture(scope="module")

@@ -2,10 +2,10 @@
 
 import pytest
 
-from mgk.experiments.catalogue import EXPERIMENTS, find_experiments
-from mgk.experiments.cells import Cell, Model
-from mgk.experiments.paper import AVERAGE, LRA, TABLES
-from mgk.experiments.reproduce import make_plan
+from mgk.experiments.reproduce.published import AVERAGE, LRA, TABLES
+from mgk.experiments.reproduce.registry import EXPERIMENTS, find_experiments
+from mgk.experiments.reproduce.run import make_plan
+from mgk.experiments.trials import Cell, Model
 from mgk.training.errors import RecipeError
 from mgk.training.recipe import load_recipe
 from mgk.training.run import train

@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_up_results import MGK, SOFTMAX, inside, record, stored
 
-from mgk.bench.machine import describe
-from mgk.experiments.catalogue import EXPERIMENTS
-from mgk.experiments.cells import Cell
-from mgk.experiments.estimates import BY_FORMULA, BY_RATE, EARLIER, duration, estimate, in_words
-from mgk.experiments.outputs import gather, inside_path, presets_of, read_inside, write_inside, write_outputs
-from mgk.experiments.records import Record, Results, compact_json, pack, thinned, unpack
-from mgk.experiments.reproduce import make_plan
+from mgk._util.machine import describe
+from mgk.experiments.artifacts import gather, inside_path, presets_of, read_inside, write_inside, write_outputs
+from mgk.experiments.reproduce.registry import EXPERIMENTS
+from mgk.experiments.reproduce.run import make_plan
+from mgk.experiments.reproduce.runtime_estimate import BY_FORMULA, BY_RATE, EARLIER, duration, estimate, in_words
+from mgk.experiments.result_store import Record, Results, compact_json, pack, thinned, unpack
+from mgk.experiments.trials import Cell
 from mgk.training.errors import RecipeError, TrainingError
 
 
@@ -123,7 +123,7 @@ def test_estimates_say_where_they_come_from(results, tmp_path, monkeypatch):
     elsewhere = estimate([Cell("laptop", "text", MGK, 7)], results)
     assert next(iter(elsewhere.values())).how == BY_FORMULA
     here = replace(describe(), processor="a processor", cores=2, accelerator=None)
-    monkeypatch.setattr("mgk.bench.machine.describe", lambda: here)
+    monkeypatch.setattr("mgk._util.machine.describe", lambda: here)
     known = Cell("laptop", "text", MGK, 7)
     assert estimate([known], results)[known].seconds == pytest.approx(180.0)
     assert estimate([known], results)[known].how == EARLIER

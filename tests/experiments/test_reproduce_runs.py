@@ -8,16 +8,17 @@ from dataclasses import replace
 
 import pytest
 
-from mgk.analysis.cost import model_parameters
+from mgk._util.errors import Interrupted
+from mgk.analysis.cost_model import model_parameters
 from mgk.data.errors import DataError
-from mgk.experiments.catalogue import EXPERIMENTS
-from mgk.experiments.cells import Cell, Model
-from mgk.experiments.costs import sizes_of
-from mgk.experiments.harvest import harvest_all, rank_examples
-from mgk.experiments.outputs import find_runs, gather, read_inside
-from mgk.experiments.records import Results
-from mgk.experiments.reproduce import Plan, check_data, make_plan, run_plan, runs_folder
-from mgk.training.errors import Interrupted, TrainingError
+from mgk.experiments.artifacts import find_runs, gather, read_inside
+from mgk.experiments.reproduce.collect import harvest_all, rank_examples
+from mgk.experiments.reproduce.paper_costs import sizes_of
+from mgk.experiments.reproduce.registry import EXPERIMENTS
+from mgk.experiments.reproduce.run import Plan, check_data, make_plan, run_plan, runs_folder
+from mgk.experiments.result_store import Results
+from mgk.experiments.trials import Cell, Model
+from mgk.training.errors import TrainingError
 from mgk.training.recipe import load_recipe
 from mgk.training.tasks import open_data
 

@@ -9,15 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_up_results import MGK, SMGK, SOFTMAX, everything, inside, record
 
-from mgk.analysis.statistics import Interval, student_interval
-from mgk.experiments.catalogue import EXPERIMENTS
-from mgk.experiments.cells import Model
-from mgk.experiments.claims import CLAIMS, verdicts, verdicts_json
-from mgk.experiments.differences import Measured, between_samples, has_learned, mean_of
-from mgk.experiments.inside import by_model
-from mgk.experiments.paper import LRA
-from mgk.experiments.tables import difference_caption, difference_rows, header, make_table, markdown, text_rows
-from mgk.experiments.verdicts import CONFIRMED, CONTRADICTED, NOT_MEASURED, NOT_SEEN, Findings, judge
+from mgk.analysis.confidence_intervals import Interval, student_interval
+from mgk.experiments.evidence.claims import CLAIMS, verdicts, verdicts_json
+from mgk.experiments.evidence.decision_rules import CONFIRMED, CONTRADICTED, NOT_MEASURED, NOT_SEEN, Findings, judge
+from mgk.experiments.evidence.effects import Measured, between_samples, has_learned, mean_of
+from mgk.experiments.model_analysis import by_model
+from mgk.experiments.render.tables import difference_caption, difference_rows, header, make_table, markdown, text_rows
+from mgk.experiments.reproduce.published import LRA
+from mgk.experiments.reproduce.registry import EXPERIMENTS
+from mgk.experiments.trials import Model
 
 SOFTMAX_1 = Model("softmax", 1)
 

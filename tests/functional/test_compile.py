@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import mgk
-from mgk.functional import bilinear
+from mgk.functional.mixture import score_features
 from support.cases import BACKENDS, call_of, make_case
 
 
@@ -91,7 +91,7 @@ def test_operators_pass_opcheck(function, mask, e_step, variance):
     if variance is not None:
         case.tensors["variance"].requires_grad_()
     call = call_of(case)._replace(e_step=e_step)
-    form = bilinear.from_call(call, takes_affine=True)
+    form = score_features.from_call(call, takes_affine=True)
     assert (form.affine is not None) == (variance is not None and mask != "float" and e_step == "soft")
     form = [x if x is None else x.detach().requires_grad_() for x in form]
     if call.attn_mask is not None and call.attn_mask.is_floating_point():

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 import mgk
-from mgk.functional import dispatch, kernels
-from mgk.functional.attention import checked_call
+from mgk.functional.mixture import dispatch
+from mgk.functional.mixture.api import checked_call
+from mgk.functional.mixture.backends import cpu_kernels
 
 
 def make_call(num_queries=200, num_keys=200, mixtures=2, shifted=False, **options):
@@ -43,16 +44,16 @@ CHOICES = [
 @pytest.mark.parametrize(("options", "with_kernels", "without"), CHOICES)
 def test_auto_takes_the_fastest_exact_backend(options, with_kernels, without, monkeypatch):
     call = make_call(**options)
-    if kernels.STATUS == "ready":
+    if cpu_kernels.STATUS == "ready":
         assert dispatch.choose(call) == with_kernels
-    monkeypatch.setattr(kernels, "STATUS", "not built")
+    monkeypatch.setattr(cpu_kernels, "STATUS", "not built")
     assert dispatch.choose(call) == without
 
 
 def test_available_backends_are_named_with_their_state(monkeypatch):
     always = {"reference": "ready", "blockwise": "ready", "sdpa": "ready"}
-    assert mgk.available_backends() == always | {"cpu": kernels.STATUS}
-    monkeypatch.setattr(kernels, "STATUS", "not built: there was no C++ compiler")
+    assert mgk.available_backends() == always | {"cpu": cpu_kernels.STATUS}
+    monkeypatch.setattr(cpu_kernels, "STATUS", "not built: there was no C++ compiler")
     assert mgk.available_backends() == always | {"cpu": "not built: there was no C++ compiler"}
     with pytest.raises(ValueError, match="backend 'cpu' cannot serve this call: it is not built"):
         mgk.mixture_attention(torch.ones(1, 1, 2, 2), torch.ones(1, 1, 1, 2, 2), torch.ones(1, 1, 2, 2), backend="cpu")

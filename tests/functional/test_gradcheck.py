@@ -5,7 +5,7 @@ import torch
 from torch.autograd import gradcheck
 
 import mgk
-from mgk.functional.feature_maps import dpfp_features, elu_features, favor_features, favor_projection
+from mgk.functional.linear.feature_maps import dpfp_features, elu_features, favor_features, favor_projection
 from support.cases import BACKENDS, WITH_HARD
 
 

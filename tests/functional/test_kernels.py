@@ -8,17 +8,18 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 import mgk
-from mgk.functional import kernels, reference, statistics
+from mgk.functional.mixture import em_statistics, reference
+from mgk.functional.mixture.backends import cpu_kernels
 from support.cases import FUNCTIONS, call_of, largest_errors, make_case
 
-pytestmark = pytest.mark.skipif(kernels.STATUS != "ready", reason=f"the kernels are {kernels.STATUS}")
+pytestmark = pytest.mark.skipif(cpu_kernels.STATUS != "ready", reason=f"the kernels are {cpu_kernels.STATUS}")
 
-SETS = kernels.supported_instruction_sets()
+SETS = cpu_kernels.supported_instruction_sets()
 
 
 @pytest.fixture(params=SETS)
 def instruction_set(request, monkeypatch):
-    monkeypatch.setenv(kernels.INSTRUCTION_SET_VARIABLE, request.param)
+    monkeypatch.setenv(cpu_kernels.INSTRUCTION_SET_VARIABLE, request.param)
     return request.param
 
 
@@ -138,7 +139,7 @@ def test_counts_with_every_instruction_set(instruction_set, function, e_step):
     query_mask = torch.rand(2, 70) > 0.3
     call = call_of(case)
     expected = reference.m_step(call, query_mask).counts
-    torch.testing.assert_close(statistics.counts(call, query_mask), expected, atol=1e-10, rtol=0)
+    torch.testing.assert_close(em_statistics.counts(call, query_mask), expected, atol=1e-10, rtol=0)
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
@@ -213,26 +214,26 @@ def test_what_the_kernels_cannot_serve_is_refused_with_a_reason():
 
 
 def test_an_instruction_set_that_is_not_there_is_named(monkeypatch):
-    monkeypatch.setenv(kernels.INSTRUCTION_SET_VARIABLE, "sse9")
+    monkeypatch.setenv(cpu_kernels.INSTRUCTION_SET_VARIABLE, "sse9")
     with pytest.raises(ValueError, match=f"MGK_INSTRUCTION_SET must be one of {', '.join(SETS)} here, got 'sse9'"):
-        kernels.instruction_set()
+        cpu_kernels.instruction_set()
 
 
 def test_a_missing_or_broken_library_says_what_to_do(tmp_path):
-    assert "no C++ compiler when mgk was installed; install a C++ compiler" in str(kernels._load(tmp_path))
+    assert "no C++ compiler when mgk was installed; install a C++ compiler" in str(cpu_kernels._load(tmp_path))
     (tmp_path / "_kernels.so").write_bytes(b"not a library")
-    assert str(kernels._load(tmp_path)).startswith("not loadable")
+    assert str(cpu_kernels._load(tmp_path)).startswith("not loadable")
 
 
 def test_sizes_and_pointers_are_checked_before_they_are_used():
-    library = kernels._library
+    library = cpu_kernels._library
     assert library.mgk_forward(None, 0) == 2
     for name in ("forward", "backward", "count"):
-        empty = kernels._Problem()
+        empty = cpu_kernels._Problem()
         assert getattr(library, f"mgk_{name}")(ctypes.byref(empty), 0) == 1
-        sized = kernels._Problem(
+        sized = cpu_kernels._Problem(
             batch=1, heads=1, mixtures=1, num_queries=1, num_keys=1, width=1, value_width=1, threads=1
         )
         assert getattr(library, f"mgk_{name}")(ctypes.byref(sized), 0) == 2
-    assert library.mgk_decode(ctypes.byref(kernels._Decode()), 0) == 1
+    assert library.mgk_decode(ctypes.byref(cpu_kernels._Decode()), 0) == 1
     assert library.mgk_supports(99) == 0

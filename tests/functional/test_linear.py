@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import mgk
-from mgk.functional.feature_maps import dpfp_features, elu_features, favor_features, favor_projection
-from mgk.functional.linear import LinearState
+from mgk.functional.linear.api import LinearState
+from mgk.functional.linear.feature_maps import dpfp_features, elu_features, favor_features, favor_projection
 
 MAPS = ("elu", "favor", "dpfp")
 

@@ -7,7 +7,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 import mgk
-from mgk.functional.backends import sdpa
+from mgk.functional.mixture.backends import sdpa
 from support.cases import BACKENDS, FUNCTIONS, Case, call_of, largest_errors, make_case
 
 N, D = 512, 32

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import mgk
-from mgk.functional import reference, statistics
-from mgk.functional.attention import checked_call
+from mgk.functional.mixture import em_statistics, reference
+from mgk.functional.mixture.api import checked_call
 from support.cases import call_of, make_case
 
 
@@ -22,10 +22,10 @@ def test_blocks_equal_the_materialised_m_step(function, e_step, mask, is_causal)
     query_mask = torch.rand(2, 70) > 0.3
     call, log_prior = call_of(case), case.tensors["log_prior"]
     expected = reference.m_step(call, query_mask, log_prior)
-    result = statistics.m_step(call, query_mask, log_prior)
+    result = em_statistics.m_step(call, query_mask, log_prior)
     for name, a, b in zip(expected._fields, result, expected, strict=True):
         torch.testing.assert_close(a, b, atol=1e-9, rtol=1e-9, msg=name)
-    torch.testing.assert_close(statistics.counts(call, query_mask), expected.counts)
+    torch.testing.assert_close(em_statistics.counts(call, query_mask), expected.counts)
 
 
 def log_likelihood(query, keys, log_prior, variance):
@@ -81,6 +81,6 @@ def test_no_matrix_of_all_pairs_is_made():
     call = checked_call(query, keys, None, query, None, None, "gaussian", "soft", None, False, 0.0)
     with Watch():
         # below the dispatcher an operator is one call, so its own code is run here
-        form = statistics.bilinear.from_call(call)
-        statistics._responsibility_moments(*form[:4], None, None, query, False, False)
+        form = em_statistics.bilinear.from_call(call)
+        em_statistics._responsibility_moments(*form[:4], None, None, query, False, False)
     assert biggest < length * length / 4

@@ -8,7 +8,7 @@ from transformers import AutoTokenizer
 
 from mgk.data import listops, load, load_tokens, prepare
 from mgk.data.listops import official_source
-from mgk.models.tokenizers import byte_tokenizer, listops_tokenizer, tokenizer_for, word_tokenizer
+from mgk.data.tokenizers import byte_tokenizer, listops_tokenizer, tokenizer_for, word_tokenizer
 
 WORDS = ("<eos>", "the", "river", "<unk>", "é")
 # Everything that UTF-8 can write.

@@ -7,7 +7,7 @@ import subprocess
 
 import torch
 
-from mgk.functional import kernels
+from mgk.functional.mixture.backends import cpu_kernels
 
 DOORS = ("forward", "backward", "count", "decode")
 _worker = subprocess.Popen(os.environ["MGK_NEON_WORKER"].split(), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -44,5 +44,5 @@ def _call(name: str, problem: ctypes.Structure) -> None:
     assert code == 0, f"mgk_{name} gave {code}"
 
 
-kernels._call = _call
+cpu_kernels._call = _call
 torch.Tensor.data_ptr = _data_ptr  # type: ignore[method-assign]

@@ -2,10 +2,10 @@ import re
 
 import pytest
 
-from mgk.analysis.statistics import Interval
-from mgk.report.charts import Bar, Series, interval_chart, line_chart, smoothed
-from mgk.report.html import Markup, code_block, figure, page, paragraph, table
-from mgk.report.numbers import bytes_text, interval_text, percent, points, seconds_text, short
+from mgk.analysis.confidence_intervals import Interval
+from mgk.experiments.render.charts import Bar, Series, interval_chart, line_chart, smoothed
+from mgk.experiments.render.html import Markup, code_block, figure, page, paragraph, table
+from mgk.experiments.render.numbers import bytes_text, interval_text, percent, points, seconds_text, short
 
 
 def numbers(text, attribute):

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 import mgk
-from mgk.functional.attention import checked_call
-from mgk.functional.call import Call
+from mgk.functional.mixture.api import checked_call
+from mgk.functional.mixture.inputs import Call
 
 FUNCTIONS = ("mixture", "shifted")
 BACKENDS = tuple(name for name, status in mgk.available_backends().items() if status == "ready")

@@ -3,13 +3,13 @@
 import json
 
 import torch
-from torch import distributed
+import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from mgk.models import MgkConfig, MgkForCausalLM, MgkForSequenceClassification
-from mgk.nn.statistics import m_step_all
-from mgk.training import ranks
+from mgk.nn.em import m_step_all
+from mgk.training import distributed
 
 STEPS, BATCH, LENGTH = 4, 4, 10
 CASES = [("softmax", "learned"), ("mgk", "em"), ("smgk", "learned"), ("smlk", "learned")]
@@ -48,15 +48,15 @@ def losses(model: torch.nn.Module, rank: int, world_size: int) -> list[float]:
         optimizer.zero_grad()
         m_step_all(model)
         total = loss.detach().clone()
-        if distributed.is_initialized():
-            distributed.all_reduce(total)
+        if dist.is_initialized():
+            dist.all_reduce(total)
         found.append(float(total) / world_size)
     return found
 
 
 def main() -> None:
-    distributed.init_process_group("gloo")
-    rank, world_size = distributed.get_rank(), distributed.get_world_size()
+    dist.init_process_group("gloo")
+    rank, world_size = dist.get_rank(), dist.get_world_size()
     found = {}
     for head in (MgkForSequenceClassification, MgkForCausalLM):
         for attention, prior in CASES:
@@ -72,4 +72,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-    ranks.leave(0)
+    distributed.leave(0)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mgk.analysis import cost
+from mgk.analysis import cost_model
 from mgk.training.recipe import load_recipe
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -42,7 +42,7 @@ def test_the_figures_of_scaling_are_the_cost_models(row):
     recipe = load_recipe(task, "paper")
     model, is_language = recipe.model, task != "text"
     one, eight = (
-        cost.Sizes(
+        cost_model.Sizes(
             attention=attention,
             heads=int(heads),
             head_dim=model.head_dim,
@@ -62,14 +62,14 @@ def test_the_figures_of_scaling_are_the_cost_models(row):
         )
         for processes in (1, 8)
     )
-    parameters = cost.model_parameters(one).value
+    parameters = cost_model.model_parameters(one).value
     wanted = [
         parameters,
         16 * parameters,
-        cost.training_flops(one).value,
-        cost.training_flops(eight).value,
-        cost.activation_bytes(one).value,
-        cost.activation_bytes(eight).value,
+        cost_model.training_flops(one).value,
+        cost_model.training_flops(eight).value,
+        cost_model.activation_bytes(one).value,
+        cost_model.activation_bytes(eight).value,
         8 * parameters * 7 / 8,
     ]
     units = {"MB": 1e6, "GB": 1e9, "T": 1e12}

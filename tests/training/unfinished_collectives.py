@@ -3,20 +3,21 @@
 import sys
 
 import torch
-from torch import distributed, nn
+import torch.distributed as dist
+from torch import nn
 from torch.distributed.fsdp import fully_shard
 
-from mgk.training import ranks
+from mgk.training import distributed
 
 
 def main() -> None:
-    distributed.init_process_group("gloo")
+    dist.init_process_group("gloo")
     if "sharded" in sys.argv:
         fully_shard(nn.Linear(4, 4))(torch.ones(2, 4)).sum().backward()
     for _ in range(30):
-        distributed.all_reduce(torch.zeros(100_000), async_op=True)
+        dist.all_reduce(torch.zeros(100_000), async_op=True)
 
 
 if __name__ == "__main__":
     main()
-    ranks.leave(0)
+    distributed.leave(0)

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from mgk.bench import machine, memory, timing, variants
+from mgk._util import machine
+from mgk.bench import memory, timing, variants
 from mgk.bench.conditions import measuring, usable_device
 from mgk.bench.errors import BenchError
 from mgk.bench.report import YARDSTICK_BACKEND, Report, Row

@@ -1,5 +1,7 @@
-"""The error whose message is one sentence for the user. Free of torch."""
+"""The error whose message is one sentence for the user."""
+
+from mgk._util.errors import UserError
 
 
-class BenchError(RuntimeError):
+class BenchError(UserError):
     """A benchmark that cannot be run as asked."""

@@ -11,13 +11,14 @@ from torch import Tensor
 from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel, PreTrainedModel
 from transformers.cache_utils import Cache
 
-from mgk.bench import machine, timing
+from mgk._util import machine
+from mgk._util.machine import Machine
+from mgk.bench import timing
 from mgk.bench.conditions import measuring, usable_device
 from mgk.bench.errors import BenchError
 from mgk.bench.generate_settings import GenerateSettings
-from mgk.bench.machine import Machine
 from mgk.models import MgkConfig, MgkForCausalLM
-from mgk.models.cache import CoreCacheLayer
+from mgk.models.transformers_cache import CoreCacheLayer
 
 SOFTMAX, GPT2 = "softmax", "gpt2"
 _STATE_VARIANT = "mlk"

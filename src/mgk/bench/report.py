@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from mgk.bench.machine import Machine
+from mgk._util.machine import Machine
 from mgk.bench.settings import Passes, Settings
 
 YARDSTICK_BACKEND = "torch"

@@ -14,9 +14,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from mgk.bench import machine, timing
+from mgk._util import machine
+from mgk._util.machine import Machine
+from mgk.bench import timing
 from mgk.bench.conditions import measuring
-from mgk.bench.machine import Machine
 from mgk.bench.train_settings import LENGTHS, TrainSettings
 from mgk.data.batches import StepBatches
 from mgk.data.listops import Shape, generate_block

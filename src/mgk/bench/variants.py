@@ -8,16 +8,11 @@ import torch
 from torch import Tensor
 
 from mgk.bench.settings import Settings
-from mgk.functional import (
-    available_backends,
-    dispatch,
-    linear,
-    linear_mixture_attention,
-    mixture_attention,
-    shifted_mixture_attention,
-)
-from mgk.functional.attention import checked_call
-from mgk.functional.call import Call, compute_dtype
+from mgk.functional import available_backends, linear_mixture_attention, mixture_attention, shifted_mixture_attention
+from mgk.functional.linear import api as linear
+from mgk.functional.mixture import dispatch
+from mgk.functional.mixture.api import checked_call
+from mgk.functional.mixture.inputs import Call, compute_dtype
 
 
 class Inputs(NamedTuple):

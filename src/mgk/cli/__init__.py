@@ -28,7 +28,7 @@ def main() -> None:
             traceback.print_exc()
         else:
             print(f"mgk: this is a bug ({reason}); run it again with --debug for a report", file=sys.stderr)
-    ranks = sys.modules.get("mgk.training.ranks")
+    ranks = sys.modules.get("mgk.training.distributed")
     if ranks is not None and ranks.expected() > 1:
         ranks.leave(code)
     sys.exit(code)

@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mgk.analysis import cost as model
-from mgk.analysis.cost import BASELINES, VARIANTS, Sizes, Variant
+from mgk.analysis import cost_model as model
+from mgk.analysis.cost_model import BASELINES, VARIANTS, Sizes, Variant
 from mgk.cli.analyze_runs import maps, mixtures, ranks, redundancy
 from mgk.cli.options import one_of, some_of, split
 
@@ -137,7 +137,7 @@ def _show(all_sizes: list[Sizes]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from mgk.report.numbers import short
+    from mgk.experiments.render.numbers import short
 
     first = all_sizes[0]
     title = f"N={first.length:,} B={first.batch} L={first.layers} C={first.hidden} F={first.intermediate}"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mgk.cli.failures import told
+from mgk.cli.cli_errors import cli_errors
 from mgk.cli.options import one_of, split, whole_numbers, writable_file
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def maps(
     json: Json = None,
 ) -> None:
     """Draw attention maps of one example: a row a layer, a column a head."""
-    with told():
+    with cli_errors():
         data, model = _opened(run)
         chosen = {
             name: _numbers(name, text, limit)
@@ -84,12 +84,12 @@ def ranks(
     json: Json = None,
 ) -> None:
     """Ranks of sampled attention matrices by singular values, as in the paper, and effective ranks."""
-    with told():
+    with cli_errors():
         data, model = _opened(run)
         examples = _split(data, split_)
 
-        from mgk.analysis.ranks import rank_distributions
-        from mgk.cli.progress import progress
+        from mgk._util.progress import progress
+        from mgk.analysis.attention_rank import rank_distributions
 
         with progress("ranks") as on_step:
             found = rank_distributions(model, examples, count=count, threshold=threshold, seed=seed, on_step=on_step)
@@ -121,7 +121,7 @@ def ranks(
 
 def redundancy(run: Run, examples: Some = 32, split_: Split = "test", json: Json = None) -> None:
     """How alike the heads are: 1 where two always look at the same places, 0 where they never do."""
-    with told():
+    with cli_errors():
         data, model = _opened(run)
         chosen = _first(data, split_, examples)
 
@@ -144,7 +144,7 @@ def redundancy(run: Run, examples: Some = 32, split_: Split = "test", json: Json
 
 def mixtures(run: Run, examples: Some = 32, split_: Split = "test", json: Json = None) -> None:
     """What the components of a key do: priors, shares of the attention, certainty, distances."""
-    with told():
+    with cli_errors():
         data, model = _opened(run)
         chosen = _first(data, split_, examples)
 
@@ -152,7 +152,7 @@ def mixtures(run: Run, examples: Some = 32, split_: Split = "test", json: Json =
 
         if model.config.attention in ("softmax", "linear"):
             raise RecipeError(f"{run}: {model.config.attention} has one key a position: there is no mixture to look at")
-        from mgk.analysis.mixtures import mixture_usage
+        from mgk.analysis.mixture_usage import mixture_usage
 
         found = mixture_usage(model, chosen)
         rows = [
@@ -176,8 +176,8 @@ def mixtures(run: Run, examples: Some = 32, split_: Split = "test", json: Json =
 def _opened(run: Path) -> tuple["TaskData", "PreTrainedModel"]:
     """The data and the model of a finished run; anything else is a wrong request, told before torch is imported."""
     from mgk.training.errors import RecipeError
-    from mgk.training.folder import MODEL, RECIPE
     from mgk.training.recipe import read_recipe
+    from mgk.training.run_dir import MODEL, RECIPE
 
     if not (run / RECIPE).is_file():
         raise RecipeError(f"{run}: there is no run here ({RECIPE} is missing)")
@@ -242,7 +242,7 @@ def _show(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> 
 
 def _write(path: Path | None, values: dict[str, Any]) -> None:
     if path is not None:
-        from mgk.bench.json_file import write_json
+        from mgk._util.files import write_json
 
         write_json(path, values)
         typer.echo(f"numbers: {path}")

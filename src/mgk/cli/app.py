@@ -8,7 +8,7 @@ from mgk import __version__
 from mgk.cli import analyze, bench, data
 from mgk.cli.compare import compare
 from mgk.cli.doctor import doctor
-from mgk.cli.evaluate import evaluate
+from mgk.cli.eval import evaluate
 from mgk.cli.generate import generate
 from mgk.cli.report import report
 from mgk.cli.reproduce import reproduce

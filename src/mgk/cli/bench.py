@@ -9,7 +9,7 @@ from mgk.bench.generate_settings import VARIANTS as GENERATE_VARIANTS
 from mgk.bench.generate_settings import GenerateSettings
 from mgk.bench.settings import BACKENDS, DEVICES, DTYPES, PASSES, VARIANTS, Passes, Settings
 from mgk.bench.train_settings import SHAPES, TrainSettings
-from mgk.cli.failures import told
+from mgk.cli.cli_errors import cli_errors
 from mgk.cli.options import device as check_device
 from mgk.cli.options import one_of, some_of, split, whole_numbers, writable_file
 
@@ -92,10 +92,10 @@ def attention(
         memory=memory,
         memory_limit_gb=memory_limit,
     )
-    with told():
+    with cli_errors():
         # Imports torch, which takes a second or more: only once the options are known to be right.
+        from mgk._util.progress import progress
         from mgk.bench import attention as benchmark
-        from mgk.cli.progress import progress
 
         with progress("bench attention") as on_step:
             report = benchmark.run(settings, on_step)
@@ -153,9 +153,9 @@ def generate(
         threads=threads,
         rounds=rounds,
     )
-    with told():
+    with cli_errors():
+        from mgk._util.progress import progress
         from mgk.bench import generate as benchmark
-        from mgk.cli.progress import progress
 
         with progress("bench generate") as on_step:
             report = benchmark.run(settings, on_step)
@@ -207,9 +207,9 @@ def train(
         threads=threads,
         rounds=rounds,
     )
-    with told():
+    with cli_errors():
+        from mgk._util.progress import progress
         from mgk.bench import train as benchmark
-        from mgk.cli.progress import progress
 
         with progress("bench train") as on_step:
             report = benchmark.run(settings, on_step)
@@ -218,7 +218,7 @@ def train(
 
 
 def _write(figures: dict[str, Any], path: Path | None) -> None:
-    from mgk.bench.json_file import write_json
+    from mgk._util.files import write_json
 
     if path is not None:
         write_json(path, figures)

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mgk.cli.failures import told
+from mgk.cli.cli_errors import cli_errors
 from mgk.cli.options import split
-from mgk.experiments.contenders import parse_contender
+from mgk.experiments.model_spec import parse_contender
 
 if TYPE_CHECKING:
-    from mgk.experiments.compare import Cell, Plan
-    from mgk.experiments.comparison import Comparison
-    from mgk.training.summary import RunSummary
+    from mgk.experiments.compare.result import Comparison
+    from mgk.experiments.compare.run import Cell, Plan
+    from mgk.training.run_summary import RunSummary
 
 BASELINE, CANDIDATES = "softmax:2", "smgk:1,mgk:1"
 DEFAULT_OUT = Path("comparison")
@@ -71,8 +71,8 @@ def compare(
     Without TASK: ListOps with short expressions, generated here, in a few minutes. Runs that are finished are not run
     again, and an interrupted comparison goes on where it was.
     """
-    with told():
-        from mgk.experiments.compare import check_plan
+    with cli_errors():
+        from mgk.experiments.compare.run import check_plan
 
         plan = _plan(task, preset, baseline, candidates, seeds, steps, out, set_ or [])
         check_plan(plan, overwrite=overwrite)
@@ -89,7 +89,7 @@ def _plan(
     out: Path | None,
     assignments: list[str],
 ) -> "Plan":
-    from mgk.experiments.compare import QUICK, make_plan
+    from mgk.experiments.compare.run import QUICK, make_plan
     from mgk.training.recipe import parse_overrides
 
     overrides: dict[str, Any] = dict(QUICK) if task is None and preset is None else {}
@@ -109,7 +109,7 @@ def _plan(
 
 
 def _run(plan: "Plan", overwrite: bool) -> None:
-    from mgk.experiments.compare import conclude, run_plan, write_files
+    from mgk.experiments.compare.run import conclude, run_plan, write_files
 
     plan.out.mkdir(parents=True, exist_ok=True)
     with _progress(plan) as show:
@@ -185,7 +185,7 @@ def _show(comparison: "Comparison") -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from mgk.experiments.compare_page import findings, result_columns, result_rows, table_caption
+    from mgk.experiments.compare.page import findings, result_columns, result_rows, table_caption
 
     table = Table(box=box.SIMPLE_HEAD, caption=table_caption(comparison), caption_justify="left")
     for number, column in enumerate(result_columns(comparison)):

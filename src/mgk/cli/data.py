@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from mgk.cli.options import one_of
-from mgk.data.catalog import TASKS, find_task
 from mgk.data.errors import DataError, UsageError
 from mgk.data.folders import data_folder
 from mgk.data.manifest import MANIFEST, damage, read_manifest
+from mgk.data.task_registry import TASKS, find_task
 
 if TYPE_CHECKING:
     from mgk.data.inspection import SplitSummary
@@ -110,7 +110,7 @@ def prepare(
     test_percent: Annotated[int | None, typer.Option(min=1, help="plain: of the text.")] = None,
 ) -> None:
     """Make a data set ready: from its files, from the hub, or by generating it."""
-    from mgk.cli.progress import progress
+    from mgk._util.progress import progress
 
     values = {
         "seed": seed,
@@ -154,7 +154,7 @@ def prepare(
 
 
 def _write_tsv(task: str, source: Path | None, out: Path | None, options: dict[str, Any], workers: int) -> None:
-    from mgk.cli.progress import progress
+    from mgk._util.progress import progress
     from mgk.data.listops import generate, read, write_official
     from mgk.data.preparation import checked_options
     from mgk.data.sources import Source

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from mgk.data.catalog import TASKS
 from mgk.data.errors import DataError
 from mgk.data.folders import data_folder
 from mgk.data.manifest import damage, read_manifest
+from mgk.data.task_registry import TASKS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,8 +36,8 @@ def doctor() -> None:
     # Imports torch, which takes a second or more.
     import torch
 
-    from mgk.bench.machine import describe
-    from mgk.functional import kernels
+    from mgk._util.machine import describe
+    from mgk.functional.mixture.backends import cpu_kernels
 
     machine = describe(torch.accelerator.current_accelerator() or torch.device("cpu"))
     typer.echo(str(machine))
@@ -48,7 +48,7 @@ def doctor() -> None:
     )
     typer.echo(f"threads: {torch.get_num_threads()} of torch, {os.cpu_count()} cores{f', {given}' if given else ''}")
     typer.echo(f"accelerator: {machine.accelerator or 'none'}")
-    typer.echo(f"instruction sets of the kernels: {', '.join(kernels.supported_instruction_sets()) or 'none'}")
+    typer.echo(f"instruction sets of the kernels: {', '.join(cpu_kernels.supported_instruction_sets()) or 'none'}")
     for line in _data():
         typer.echo(line)
     if not _check_backends():

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from mgk.cli.failures import told
+from mgk.cli.cli_errors import cli_errors
 
 
 def generate(
@@ -19,10 +19,10 @@ def generate(
     seed: Annotated[int, typer.Option(min=0, help="Of the draws.")] = 0,
 ) -> None:
     """Stream text from a language model to stdout."""
-    with told():
+    with cli_errors():
         from mgk.training.errors import TrainingError
-        from mgk.training.folder import RECIPE
         from mgk.training.recipe import read_recipe
+        from mgk.training.run_dir import RECIPE
 
         if not (run / RECIPE).is_file():
             raise TrainingError(f"{run}: there is no run here ({RECIPE} is missing)")

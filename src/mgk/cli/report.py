@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mgk.cli.failures import told
+from mgk.cli.cli_errors import cli_errors
 from mgk.cli.options import one_of, writable_file
 
 if TYPE_CHECKING:
-    from mgk.experiments.outputs import Outputs
+    from mgk.experiments.artifacts import Outputs
 
 _PRESETS = ("paper", "laptop", "smoke")
 
@@ -38,7 +38,7 @@ def report(
     ] = None,
 ) -> None:
     """Make one page of all results: claims with verdicts, tables beside the paper's, figures. It needs no network."""
-    with told():
+    with cli_errors():
         from mgk.training.errors import RecipeError
 
         if markdown and out is not None:
@@ -47,10 +47,10 @@ def report(
             raise RecipeError(f"{results}: there is no such folder; mgk reproduce makes it")
         outputs = _gathered(results, preset)
         if markdown:
-            from mgk.experiments.catalogue import EXPERIMENTS
-            from mgk.experiments.documents import fill_document
-            from mgk.experiments.outputs import write_outputs
-            from mgk.experiments.records import Results
+            from mgk.experiments.artifacts import write_outputs
+            from mgk.experiments.render.markdown_sections import fill_document
+            from mgk.experiments.reproduce.registry import EXPERIMENTS
+            from mgk.experiments.result_store import Results
 
             if outputs.records:  # what documents cite, also where a table is not finished
                 write_outputs(outputs, Results(results), EXPERIMENTS.values())
@@ -58,8 +58,8 @@ def report(
                 names = fill_document(path, outputs, results.resolve().name)
                 typer.echo(f"{path}: {', '.join(names)}")
             return
-        from mgk.experiments.records import write_text
-        from mgk.experiments.reproduction_page import reproduction_page
+        from mgk.experiments.reproduce.page import reproduction_page
+        from mgk.experiments.result_store import write_text
 
         page = out or Path("reproduction.html")
         write_text(page, reproduction_page(outputs))
@@ -67,14 +67,14 @@ def report(
 
 
 def _gathered(folder: Path, preset: str | None) -> "Outputs":
-    from mgk.experiments.outputs import find_runs, gather, presets_of
-    from mgk.experiments.records import Results
+    from mgk.experiments.artifacts import find_runs, gather, presets_of
+    from mgk.experiments.result_store import Results
 
     results = Results(folder)
     known = presets_of(results)
     if known or not (runs := find_runs(folder)):
         return gather(results, preset or (known[0] if known else "laptop"))
-    from mgk.experiments.harvest import harvest_all
+    from mgk.experiments.reproduce.collect import harvest_all
 
     records = harvest_all(runs)
     kept = preset or min((record.cell.preset for record in records), key=_PRESETS.index)

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mgk.cli.failures import told
+from mgk.cli.cli_errors import cli_errors
 from mgk.cli.options import split
 
 if TYPE_CHECKING:
-    from mgk.experiments.catalogue import Experiment
-    from mgk.experiments.cells import Cell
-    from mgk.experiments.estimates import Estimate
-    from mgk.experiments.outputs import Outputs
-    from mgk.experiments.records import Record, Results
-    from mgk.experiments.reproduce import Plan
+    from mgk.experiments.artifacts import Outputs
+    from mgk.experiments.reproduce.registry import Experiment
+    from mgk.experiments.reproduce.run import Plan
+    from mgk.experiments.reproduce.runtime_estimate import Estimate
+    from mgk.experiments.result_store import Record, Results
+    from mgk.experiments.trials import Cell
 
 # Between two plain lines: few enough for a log file, often enough to see that the job lives.
 _SECONDS_BETWEEN_LINES = 30.0
@@ -66,8 +66,8 @@ def reproduce(
 
     A cell is one model on one task with one seed; experiments share their cells.
     """
-    with told():
-        from mgk.experiments.catalogue import EXPERIMENTS, check_choice, find_experiments
+    with cli_errors():
+        from mgk.experiments.reproduce.registry import EXPERIMENTS, check_choice, find_experiments
         from mgk.training.errors import RecipeError
 
         chosen_tasks = None if tasks is None else split(tasks)
@@ -98,10 +98,10 @@ def _reproduce(
     overwrite: bool,
     dry_run: bool,
 ) -> None:
-    from mgk.experiments.estimates import estimate, in_words
-    from mgk.experiments.outputs import gather, write_outputs
-    from mgk.experiments.records import Results
-    from mgk.experiments.reproduce import check_data, make_plan, run_plan, runs_folder
+    from mgk.experiments.artifacts import gather, write_outputs
+    from mgk.experiments.reproduce.run import check_data, make_plan, run_plan, runs_folder
+    from mgk.experiments.reproduce.runtime_estimate import estimate, in_words
+    from mgk.experiments.result_store import Results
 
     store = Results(folder)
     plan = make_plan(experiments, preset, seeds=seeds, tasks=tasks, matrices=matrices)
@@ -139,7 +139,7 @@ def _reproduce(
 
 
 def _show_cells(plan: "Plan", store: "Results", estimates: dict["Cell", "Estimate"]) -> None:
-    from mgk.experiments.estimates import duration
+    from mgk.experiments.reproduce.runtime_estimate import duration
 
     for cell in plan.cells:
         state = f"about {duration(estimates[cell].seconds)}" if cell in estimates else "done"
@@ -149,9 +149,9 @@ def _show_cells(plan: "Plan", store: "Results", estimates: dict["Cell", "Estimat
 def _list(
     experiments: Sequence["Experiment"], preset: str, seeds: int | None, tasks: Sequence[str] | None, folder: Path
 ) -> None:
-    from mgk.experiments.estimates import estimate, in_words
-    from mgk.experiments.outputs import presets_of
-    from mgk.experiments.records import Results
+    from mgk.experiments.artifacts import presets_of
+    from mgk.experiments.reproduce.runtime_estimate import estimate, in_words
+    from mgk.experiments.result_store import Results
 
     store = Results(folder)
     others = [name for name in presets_of(store) if name != preset]
@@ -227,7 +227,7 @@ class _Progress:
         return sum(self.weights.get(cell, 0.0) * part for cell, part in self.parts.items())
 
     def _left(self) -> str:
-        from mgk.experiments.estimates import duration
+        from mgk.experiments.reproduce.runtime_estimate import duration
 
         worked = sum(self.weights.get(cell, 0.0) * (part - self.before[cell]) for cell, part in self.parts.items())
         elapsed = time.monotonic() - self.start
@@ -254,7 +254,7 @@ def _show(experiment: "Experiment", outputs: "Outputs") -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from mgk.experiments.tables import difference_caption, difference_header, difference_rows, has_paper
+    from mgk.experiments.render.tables import difference_caption, difference_header, difference_rows, has_paper
 
     table = outputs.tables.get(experiment.id)
     if table is None:

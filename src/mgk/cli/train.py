@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mgk.cli.failures import told
+from mgk.cli.cli_errors import cli_errors
 
 if TYPE_CHECKING:
     from mgk.training.recipe import Recipe
-    from mgk.training.summary import RunSummary
+    from mgk.training.run_summary import RunSummary
 
 
 def train(
@@ -69,9 +69,9 @@ def train(
         "seed": seed,
         "data.folder": None if data is None else str(data),
     }
-    with told():
-        from mgk.training.folder import check_folder
+    with cli_errors():
         from mgk.training.recipe import parse_overrides
+        from mgk.training.run_dir import check_folder
 
         overrides = {name: value for name, value in options.items() if value is not None}
         chosen = _recipe(task, preset, recipe, out, resume, {**overrides, **parse_overrides(set_ or [])})
@@ -96,8 +96,8 @@ def _recipe(
     task: str | None, preset: str, file: Path | None, out: Path | None, resume: bool, overrides: dict[str, Any]
 ) -> "Recipe":
     from mgk.training.errors import RecipeError
-    from mgk.training.folder import RECIPE
     from mgk.training.recipe import load_recipe, read_recipe
+    from mgk.training.run_dir import RECIPE
 
     if task is not None and file is not None:
         raise RecipeError("give TASK or --recipe, not both")
@@ -112,8 +112,8 @@ def _recipe(
 
 def _check_data(recipe: "Recipe") -> None:
     """Raise, with what to do, when the data are absent and cannot be made on the way."""
-    from mgk.data.catalog import find_task
     from mgk.data.preparation import prepared
+    from mgk.data.task_registry import find_task
 
     if not recipe.data.options and not find_task(recipe.data.name).is_synthetic:
         prepared(recipe.data.name, recipe.data.folder)
@@ -139,7 +139,7 @@ def _train(recipe: "Recipe", run: Path, resume: bool, overwrite: bool, is_first:
 
 
 def _show(summary: "RunSummary", run: Path) -> None:
-    from mgk.analysis.statistics import wilson_interval
+    from mgk.analysis.confidence_intervals import wilson_interval
 
     memory = "" if summary.peak_memory_bytes is None else f", {summary.peak_memory_bytes / 1e6:,.0f} MB at the peak"
     sample = " (a made-up sample, not the real task)" if summary.data.startswith("synthetic-") else ""

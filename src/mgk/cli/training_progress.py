@@ -8,7 +8,7 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from mgk.cli.progress import SECONDS_BETWEEN_LINES
+from mgk._util.progress import SECONDS_BETWEEN_LINES
 
 
 class TrainingProgress:

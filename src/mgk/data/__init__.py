@@ -3,15 +3,14 @@
 Names load on first use, so that the command line can read the catalog without torch.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from mgk._util.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from mgk.data.batches import Collator as Collator
     from mgk.data.batches import EpochBatches as EpochBatches
     from mgk.data.batches import StepBatches as StepBatches
-    from mgk.data.catalog import TASKS as TASKS
-    from mgk.data.catalog import Task as Task
     from mgk.data.datasets import ImageDataset as ImageDataset
     from mgk.data.datasets import SequenceDataset as SequenceDataset
     from mgk.data.datasets import load as load
@@ -23,38 +22,21 @@ if TYPE_CHECKING:
     from mgk.data.language import sliding_window_loss as sliding_window_loss
     from mgk.data.preparation import prepare as prepare
     from mgk.data.preparation import prepared as prepared
+    from mgk.data.task_registry import TASKS as TASKS
+    from mgk.data.task_registry import Task as Task
     from mgk.data.vocabularies import Vocabulary as Vocabulary
     from mgk.data.vocabularies import vocabulary as vocabulary
 
-_MODULES = {
-    "Collator": "batches",
-    "DataError": "errors",
-    "EpochBatches": "batches",
-    "ImageDataset": "datasets",
-    "SegmentDataset": "language",
-    "SequenceDataset": "datasets",
-    "StepBatches": "batches",
-    "TASKS": "catalog",
-    "Task": "catalog",
-    "UsageError": "errors",
-    "Vocabulary": "vocabularies",
-    "data_folder": "folders",
-    "load": "datasets",
-    "load_tokens": "datasets",
-    "prepare": "preparation",
-    "prepared": "preparation",
-    "sliding_window_loss": "language",
-    "vocabulary": "vocabularies",
-}
-
-__all__ = list(_MODULES)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module 'mgk.data' has no attribute {name!r}")
-    return getattr(import_module(f"mgk.data.{_MODULES[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__all__, __getattr__, __dir__ = lazy_exports(
+    __name__,
+    {
+        "mgk.data.batches": ["Collator", "EpochBatches", "StepBatches"],
+        "mgk.data.datasets": ["ImageDataset", "SequenceDataset", "load", "load_tokens"],
+        "mgk.data.errors": ["DataError", "UsageError"],
+        "mgk.data.folders": ["data_folder"],
+        "mgk.data.language": ["SegmentDataset", "sliding_window_loss"],
+        "mgk.data.preparation": ["prepare", "prepared"],
+        "mgk.data.task_registry": ["TASKS", "Task"],
+        "mgk.data.vocabularies": ["Vocabulary", "vocabulary"],
+    },
+)

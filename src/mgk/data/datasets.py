@@ -8,10 +8,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from mgk.data.catalog import find_task
 from mgk.data.errors import UsageError
 from mgk.data.language import SegmentDataset
 from mgk.data.splits import MappedTokens, Split, open_split
+from mgk.data.task_registry import find_task
 
 Example = dict[str, Tensor]
 

@@ -2,12 +2,14 @@
 
 from typing import NoReturn
 
+from mgk._util import errors
 
-class DataError(Exception):
+
+class DataError(errors.UserError):
     """The data cannot be read, written or trusted."""
 
 
-class UsageError(DataError, ValueError):
+class UsageError(errors.UsageError, DataError):
     """The request itself is wrong: an unknown task, an option that the task does not have, a missing source."""
 
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from mgk.data.catalog import Task, find_task
 from mgk.data.errors import DataError, UsageError
 from mgk.data.job import OnStep
 from mgk.data.preparation import Prepared, prepare, present, set_folder
+from mgk.data.task_registry import Task, find_task
 from mgk.data.writer import named_errors
 
 

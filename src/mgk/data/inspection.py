@@ -5,10 +5,10 @@ from pathlib import Path
 
 import numpy as np
 
-from mgk.data.catalog import Task, find_task
 from mgk.data.manifest import Manifest
 from mgk.data.preparation import prepared
 from mgk.data.splits import Split
+from mgk.data.task_registry import Task, find_task
 from mgk.data.vocabularies import Vocabulary, prepared_vocabulary
 
 _BINS = 8

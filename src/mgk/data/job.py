@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mgk.data.catalog import Task
 from mgk.data.errors import UsageError
 from mgk.data.sources import Source
+from mgk.data.task_registry import Task
 
 OnStep = Callable[[int, int], None]
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from mgk.data.errors import UsageError, fail
 from mgk.data.job import Job, OnStep
-from mgk.data.parallel import in_order
+from mgk.data.ordered_pool import in_order
 from mgk.data.random_bits import raw_bits
 from mgk.data.sources import Source
 from mgk.data.writer import Example, SetWriter, named_errors

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from mgk.data.errors import UsageError, fail
 from mgk.data.image import PIXELS
 from mgk.data.job import Job, OnStep
-from mgk.data.parallel import in_order
+from mgk.data.ordered_pool import in_order
 from mgk.data.png import read_png
 from mgk.data.random_bits import Stream, permutation
 from mgk.data.sources import Source

@@ -6,12 +6,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from mgk.data.catalog import Task, find_task
 from mgk.data.errors import DataError, UsageError
 from mgk.data.folders import data_folder
 from mgk.data.job import Job, OnStep
 from mgk.data.manifest import Manifest, damage, read_manifest, read_record
 from mgk.data.sources import Source
+from mgk.data.task_registry import Task, find_task
 from mgk.data.writer import writing
 
 

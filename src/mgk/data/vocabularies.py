@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mgk.data import listops
-from mgk.data.catalog import SYNTHETIC, Task, find_task
 from mgk.data.image import PIXELS
 from mgk.data.manifest import Manifest
 from mgk.data.preparation import prepared
+from mgk.data.task_registry import SYNTHETIC, Task, find_task
 from mgk.data.text import BYTES
 from mgk.data.wikitext import VOCABULARY_FILE
 from mgk.data.words import EOS, UNKNOWN

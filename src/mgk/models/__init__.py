@@ -11,17 +11,17 @@ except ModuleNotFoundError as error:
         raise
     raise ImportError("mgk.models needs Hugging Face transformers: pip install 'mgk[train]'", name=error.name) from None
 
-from mgk.models.cache import cache_bytes
-from mgk.models.card import write_card
 from mgk.models.causal_lm import MgkForCausalLM
 from mgk.models.classification import MgkForSequenceClassification
 from mgk.models.configuration import MgkConfig
 from mgk.models.image import MgkForImageClassification
+from mgk.models.model_card import write_card
 from mgk.models.modeling import MgkModel, MgkPreTrainedModel
 from mgk.models.retrieval import MgkForDocumentRetrieval, MgkRetrievalOutput
+from mgk.models.transformers_cache import cache_bytes
 
 if TYPE_CHECKING:
-    from mgk.models.tokenizers import byte_tokenizer, listops_tokenizer, tokenizer_for, word_tokenizer
+    from mgk.data.tokenizers import byte_tokenizer, listops_tokenizer, tokenizer_for, word_tokenizer
 
 __all__ = [
     "MgkConfig",
@@ -51,5 +51,5 @@ transformers.AutoModelForImageClassification.register(MgkConfig, MgkForImageClas
 
 def __getattr__(name: str) -> Any:
     if name in _TOKENIZERS:
-        return getattr(import_module("mgk.models.tokenizers"), name)
+        return getattr(import_module("mgk.data.tokenizers"), name)
     raise AttributeError(f"module 'mgk.models' has no attribute {name!r}")

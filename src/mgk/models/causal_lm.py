@@ -11,7 +11,7 @@ from transformers.cache_utils import Cache
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils import can_return_tuple
 
-from mgk.functional.call import compute_dtype
+from mgk.functional.mixture.inputs import compute_dtype
 from mgk.models.configuration import MgkConfig
 from mgk.models.losses import IGNORE, Items, average, check_targets
 from mgk.models.modeling import MgkModel, MgkPreTrainedModel

@@ -4,7 +4,7 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import SequenceClassifierOutput
 from transformers.utils import can_return_tuple
 
-from mgk.functional.call import compute_dtype
+from mgk.functional.mixture.inputs import compute_dtype
 from mgk.models.configuration import MgkConfig
 from mgk.models.losses import classification_loss
 from mgk.models.modeling import MgkModel, MgkPreTrainedModel

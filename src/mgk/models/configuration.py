@@ -8,9 +8,9 @@ from typing import Any, ClassVar, Literal, get_args
 from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
 
-from mgk.functional import checks
-from mgk.functional.call import EStep
-from mgk.functional.feature_maps import FeatureMapName
+from mgk.functional import validation
+from mgk.functional.linear.feature_maps import FeatureMapName
+from mgk.functional.mixture.inputs import EStep
 from mgk.nn.attention import Variant, check_options
 
 Position = Literal["learned", "sinusoidal", "rotary", "none"]
@@ -112,7 +112,7 @@ class MgkConfig(PreTrainedConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         """Check the values and derive the widths that were left open."""
         if kwargs.get("num_labels") is not None:  # before transformers makes names for that many labels
-            checks.positive_int("num_labels", kwargs["num_labels"])
+            validation.positive_int("num_labels", kwargs["num_labels"])
         super().__post_init__(**kwargs)
         if isinstance(self.adaptive_cutoffs, tuple):
             self.adaptive_cutoffs = list(self.adaptive_cutoffs)
@@ -165,16 +165,16 @@ class MgkConfig(PreTrainedConfig):
             "image_size",
             "num_channels",
         ):
-            checks.positive_int(name, getattr(self, name))
+            validation.positive_int(name, getattr(self, name))
         for name in ("head_dim", "classifier_hidden_size", "patch_size"):
             if getattr(self, name) is not None:
-                checks.positive_int(name, getattr(self, name))
+                validation.positive_int(name, getattr(self, name))
         for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "prior_momentum"):
-            checks.probability(name, getattr(self, name))
+            validation.probability(name, getattr(self, name))
         for name in ("layer_norm_eps", "initializer_range"):
             _check_positive(name, getattr(self, name))
         for name in ("is_decoder", "use_cache", "tie_word_embeddings"):
-            checks.flag(name, getattr(self, name))
+            validation.flag(name, getattr(self, name))
         if not self.num_labels:
             raise ValueError(f"num_labels must be at least 1, got {self.num_labels}")
 
@@ -188,7 +188,7 @@ class MgkConfig(PreTrainedConfig):
             ("position", get_args(Position)),
             ("pooling", get_args(Pooling)),
         ):
-            checks.option(name, getattr(self, name), allowed)
+            validation.option(name, getattr(self, name), allowed)
         if self.hidden_act not in ACT2FN:
             raise ValueError(
                 f"hidden_act must be an activation of transformers such as 'gelu', got {self.hidden_act!r}"

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
 
-from mgk.functional.call import compute_dtype
+from mgk.functional.mixture.inputs import compute_dtype
 
 IGNORE = -100
 

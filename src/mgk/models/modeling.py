@@ -11,16 +11,16 @@ from transformers.cache_utils import Cache
 from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.utils import can_return_tuple, logging
 
-from mgk.functional.feature_maps import favor_projection
-from mgk.models.cache import core_cache, new_cache
-from mgk.models.card import write_card
+from mgk.functional.linear.feature_maps import favor_projection
 from mgk.models.configuration import MgkConfig
 from mgk.models.embeddings import MgkEmbeddings
 from mgk.models.layers import MgkLayer
 from mgk.models.loading import checked_from_pretrained
+from mgk.models.model_card import write_card
+from mgk.models.transformers_cache import core_cache, new_cache
 from mgk.nn import Favor, MixtureAttention, m_step_all, rotary_tables
+from mgk.nn.em import EMModule
 from mgk.nn.priors import LearnedPrior
-from mgk.nn.statistics import EMModule
 from mgk.nn.variances import LearnedVariance
 
 _log = logging.get_logger(__name__)

@@ -2,10 +2,10 @@
 
 from mgk.nn.attention import MixtureAttention
 from mgk.nn.caches import KeyValueCache, StateCache
+from mgk.nn.em import m_step_all
 from mgk.nn.feature_maps import Dpfp, Elu, Favor
 from mgk.nn.priors import EMPrior, LearnedPrior, UniformPrior
 from mgk.nn.rotary import rotary_tables, rotate
-from mgk.nn.statistics import m_step_all
 from mgk.nn.variances import ConstantVariance, EMVariance, LearnedVariance
 
 __all__ = [

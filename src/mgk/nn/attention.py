@@ -5,15 +5,19 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from mgk.functional import attention, checks, feature_maps, linear, masks, precision, statistics
-from mgk.functional.call import Call, EStep
-from mgk.functional.dispatch import BACKENDS
-from mgk.functional.feature_maps import FeatureMap
+from mgk.functional import masks, precision, validation
+from mgk.functional.linear import api as linear
+from mgk.functional.linear import feature_maps
+from mgk.functional.linear.feature_maps import FeatureMap
+from mgk.functional.mixture import api as attention
+from mgk.functional.mixture import em_statistics
+from mgk.functional.mixture.dispatch import BACKENDS
+from mgk.functional.mixture.inputs import Call, EStep
 from mgk.nn.caches import KeyValueCache, StateCache
+from mgk.nn.em import EMModule, is_first_pass
 from mgk.nn.feature_maps import make_feature_map
 from mgk.nn.priors import EMPrior, LearnedPrior, UniformPrior, make_prior
 from mgk.nn.rotary import rotate
-from mgk.nn.statistics import EMModule, is_first_pass
 from mgk.nn.variances import ConstantVariance, EMVariance, LearnedVariance, make_variance
 
 Variant = Literal["softmax", "linear", "mgk", "smgk", "mlk", "smlk"]
@@ -235,7 +239,7 @@ class MixtureAttention(nn.Module):
         """The heads (B, H, L, D) by Eq. 14, and the weights when they are asked for."""
         assert self.feature_map is not None
         past = 0 if cache is None else cache.length
-        key_mask = checks.token_mask("key_mask", key_mask, query, past + keys.shape[3], "BS")
+        key_mask = validation.token_mask("key_mask", key_mask, query, past + keys.shape[3], "BS")
         if key_mask is not None:
             key_mask = key_mask[:, past:]  # the state has obeyed the rest
         if self.shifts is not None:
@@ -258,7 +262,9 @@ class MixtureAttention(nn.Module):
             assert isinstance(self.prior, EMPrior)
             with torch.no_grad(), precision.without_autocast(query):
                 phi_q, phi_k = linear.features(query, keys, self.feature_map)
-                self.prior.observe(statistics.linear_counts(phi_q, phi_k, log_prior, key_mask, query_mask, is_causal))
+                self.prior.observe(
+                    em_statistics.linear_counts(phi_q, phi_k, log_prior, key_mask, query_mask, is_causal)
+                )
         weights = linear.linear_mixture_weights(query, keys, log_prior, **options) if need_weights else None
         return heads, weights
 
@@ -280,11 +286,11 @@ class MixtureAttention(nn.Module):
         """Hand the statistics of a training forward to the prior and the variance."""
         with precision.without_autocast(call.query):
             if isinstance(self.variance, EMVariance):
-                sums = statistics.moments(call, query_mask)
+                sums = em_statistics.moments(call, query_mask)
                 counts = sums.counts
-                self.variance.observe(counts, statistics.squared_distances(call, sums))
+                self.variance.observe(counts, em_statistics.squared_distances(call, sums))
             else:
-                counts = statistics.counts(call, query_mask)
+                counts = em_statistics.counts(call, query_mask)
             if isinstance(self.prior, EMPrior):
                 self.prior.observe(counts)
 
@@ -294,12 +300,12 @@ class MixtureAttention(nn.Module):
         for name, tensor, dims in (("x", x, "BLC"), ("context", context, "BSC")):
             if name == "context" and tensor is None:
                 continue
-            checks.tensor(name, tensor, dims)
-            checks.size(name, tensor, 2, self.embed_dim, "embed_dim")
-        checks.flag("is_causal", is_causal)
-        checks.flag("need_weights", need_weights)
+            validation.tensor(name, tensor, dims)
+            validation.size(name, tensor, 2, self.embed_dim, "embed_dim")
+        validation.flag("is_causal", is_causal)
+        validation.flag("need_weights", need_weights)
         if context is not None:
-            checks.size("context", context, 0, x.shape[0], "the batch of x")
+            validation.size("context", context, 0, x.shape[0], "the batch of x")
             if cache is not None:
                 raise ValueError("cache holds the tokens of x: it cannot be used with context")
             if rotary is not None:
@@ -330,8 +336,8 @@ class MixtureAttention(nn.Module):
 
 def _join_masks(attn_mask: Any, key_mask: Any, query: Tensor, num_keys: int) -> Tensor | None:
     """Both masks as one that broadcasts to (B, H, L, S)."""
-    keys = checks.token_mask("key_mask", key_mask, query, num_keys, "BS")
-    pairs = checks.attn_mask(attn_mask, query, num_keys)
+    keys = validation.token_mask("key_mask", key_mask, query, num_keys, "BS")
+    pairs = validation.attn_mask(attn_mask, query, num_keys)
     return pairs if keys is None else masks.join(pairs, keys[:, None, None])
 
 
@@ -350,19 +356,19 @@ def check_options(
 ) -> None:
     """Each option of :class:`MixtureAttention` is known, and they go together; ``prior`` is checked as it is made."""
     for name, value in (("embed_dim", embed_dim), ("num_heads", num_heads), ("num_mixtures", num_mixtures)):
-        checks.positive_int(name, value)
+        validation.positive_int(name, value)
     if head_dim is not None:
-        checks.positive_int("head_dim", head_dim)
+        validation.positive_int("head_dim", head_dim)
     elif embed_dim % num_heads:
         raise ValueError(
             f"embed_dim must be a multiple of num_heads={num_heads} unless head_dim is given, got {embed_dim}"
         )
-    checks.option("variant", variant, get_args(Variant))
-    checks.option("e_step", e_step, get_args(EStep))
+    validation.option("variant", variant, get_args(Variant))
+    validation.option("e_step", e_step, get_args(EStep))
     feature_maps.check(feature_map)
-    checks.probability("dropout", dropout)
-    checks.flag("bias", bias)
-    checks.option("backend", backend, linear.BACKENDS if variant in _LINEAR else ("auto", *BACKENDS))
+    validation.probability("dropout", dropout)
+    validation.flag("bias", bias)
+    validation.option("backend", backend, linear.BACKENDS if variant in _LINEAR else ("auto", *BACKENDS))
     is_constant = variance == "constant" or isinstance(variance, ConstantVariance)
     if e_step == "hard" and not is_constant:
         raise ValueError("e_step='hard' compares distances alone: it needs variance='constant'")

@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mgk.functional import checks
-from mgk.functional.linear import LinearState
+from mgk.functional import validation
+from mgk.functional.linear.api import LinearState
 
 
 class _Layout(NamedTuple):
@@ -132,7 +132,7 @@ class StateCache:
 
 
 def _check_index(index: Any) -> None:
-    checks.tensor("index", index, "B", dtypes=(torch.int64, torch.int32))
+    validation.tensor("index", index, "B", dtypes=(torch.int64, torch.int32))
 
 
 def _check_crop(length: Any, held: int) -> None:

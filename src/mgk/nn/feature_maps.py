@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from mgk.functional import checks, feature_maps
+from mgk.functional import validation
+from mgk.functional.linear import feature_maps
 
 
 class Elu(nn.Module):
@@ -19,7 +20,7 @@ class Dpfp(nn.Module):
 
     def __init__(self, nu: int = 1) -> None:
         super().__init__()
-        checks.positive_int("nu", nu)
+        validation.positive_int("nu", nu)
         self.nu = nu
 
     def forward(self, x: Tensor) -> Tensor:
@@ -44,9 +45,9 @@ class Favor(nn.Module):
 
     def __init__(self, head_dim: int, num_features: int | None = None, *, seed: int | None = None) -> None:
         super().__init__()
-        checks.positive_int("head_dim", head_dim)
+        validation.positive_int("head_dim", head_dim)
         if num_features is not None:
-            checks.positive_int("num_features", num_features)
+            validation.positive_int("num_features", num_features)
         self.head_dim = head_dim
         self.num_features = num_features or feature_maps.default_num_features(head_dim)
         self.register_buffer("projection", torch.empty(self.num_features, head_dim))

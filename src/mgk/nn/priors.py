@@ -7,9 +7,9 @@ S).
 import torch
 from torch import Tensor, nn
 
-from mgk.functional import checks
-from mgk.functional.call import compute_dtype
-from mgk.nn.statistics import EMModule, checked_momentum, counted_once, over_ranks
+from mgk.functional import validation
+from mgk.functional.mixture.inputs import compute_dtype
+from mgk.nn.em import EMModule, checked_momentum, counted_once, over_ranks
 
 
 class UniformPrior(nn.Module):
@@ -56,7 +56,7 @@ class EMPrior(EMModule):
         super().__init__()
         _check_sizes(num_heads, num_mixtures)
         if max_positions is not None:
-            checks.positive_int("max_positions", max_positions)
+            validation.positive_int("max_positions", max_positions)
         self.momentum = checked_momentum(momentum)
         self.max_positions = max_positions
         shape = (num_heads, num_mixtures, max_positions or 1)
@@ -107,15 +107,15 @@ class EMPrior(EMModule):
 
 
 def _check_sizes(num_heads: int, num_mixtures: int) -> None:
-    checks.positive_int("num_heads", num_heads)
-    checks.positive_int("num_mixtures", num_mixtures)
+    validation.positive_int("num_heads", num_heads)
+    validation.positive_int("num_mixtures", num_mixtures)
 
 
 def make_prior(prior: str | nn.Module, num_heads: int, num_mixtures: int) -> nn.Module:
     """The prior of that name, or the module as it is."""
     if isinstance(prior, nn.Module):
         return prior
-    checks.option("prior", prior, ("learned", "em", "uniform"))
+    validation.option("prior", prior, ("learned", "em", "uniform"))
     if prior == "uniform":
         return UniformPrior()
     return LearnedPrior(num_heads, num_mixtures) if prior == "learned" else EMPrior(num_heads, num_mixtures)

@@ -3,14 +3,14 @@
 import torch
 from torch import Tensor
 
-from mgk.functional import checks
+from mgk.functional import validation
 
 
 def rotary_tables(positions: Tensor, head_dim: int, *, base: float = 10000.0) -> tuple[Tensor, Tensor]:
     """Cos and sin of the angles of ``positions`` (..., L), each (..., L, D), float32: what ``rotary=`` takes."""
     if not isinstance(positions, Tensor):
         raise TypeError(f"positions must be a tensor of shape (..., L), got {type(positions).__name__}")
-    checks.positive_int("head_dim", head_dim)
+    validation.positive_int("head_dim", head_dim)
     if head_dim % 2:
         raise ValueError(f"head_dim must be even for rotary positions, got {head_dim}")
     rates = base ** (-torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float32) / head_dim)

@@ -8,10 +8,10 @@ import math
 import torch
 from torch import Tensor, nn
 
-from mgk.functional import checks
-from mgk.functional.call import compute_dtype
-from mgk.functional.reference import VARIANCE_FLOOR
-from mgk.nn.statistics import EMModule, checked_momentum, counted_once, over_ranks
+from mgk.functional import validation
+from mgk.functional.mixture.inputs import compute_dtype
+from mgk.functional.mixture.reference import VARIANCE_FLOOR
+from mgk.nn.em import EMModule, checked_momentum, counted_once, over_ranks
 
 
 class ConstantVariance(nn.Module):
@@ -19,7 +19,7 @@ class ConstantVariance(nn.Module):
 
     def __init__(self, head_dim: int) -> None:
         super().__init__()
-        checks.positive_int("head_dim", head_dim)
+        validation.positive_int("head_dim", head_dim)
         self.value = math.sqrt(head_dim)
 
     def forward(self) -> float:
@@ -100,14 +100,14 @@ class EMVariance(EMModule):
 
 def _check_sizes(num_heads: int, num_mixtures: int, head_dim: int) -> None:
     for name, value in (("num_heads", num_heads), ("num_mixtures", num_mixtures), ("head_dim", head_dim)):
-        checks.positive_int(name, value)
+        validation.positive_int(name, value)
 
 
 def make_variance(variance: str | nn.Module, num_heads: int, num_mixtures: int, head_dim: int) -> nn.Module:
     """The variance of that name, or the module as it is."""
     if isinstance(variance, nn.Module):
         return variance
-    checks.option("variance", variance, ("constant", "learned", "em"))
+    validation.option("variance", variance, ("constant", "learned", "em"))
     if variance == "constant":
         return ConstantVariance(head_dim)
     kind = LearnedVariance if variance == "learned" else EMVariance

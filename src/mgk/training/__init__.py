@@ -3,11 +3,12 @@
 Names load on first use, so that the command line can check a recipe without torch.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from mgk._util.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from mgk.training.errors import Interrupted as Interrupted
+    from mgk._util.errors import Interrupted as Interrupted
     from mgk.training.errors import RecipeError as RecipeError
     from mgk.training.errors import TrainingError as TrainingError
     from mgk.training.evaluation import Evaluation as Evaluation
@@ -18,35 +19,19 @@ if TYPE_CHECKING:
     from mgk.training.recipe import read_recipe as read_recipe
     from mgk.training.recipe import write_recipe as write_recipe
     from mgk.training.run import train as train
-    from mgk.training.summary import RunSummary as RunSummary
-    from mgk.training.summary import read_correct as read_correct
-    from mgk.training.summary import read_summary as read_summary
+    from mgk.training.run_summary import RunSummary as RunSummary
+    from mgk.training.run_summary import read_correct as read_correct
+    from mgk.training.run_summary import read_summary as read_summary
 
-_MODULES = {
-    "Evaluation": "evaluation",
-    "Interrupted": "errors",
-    "Recipe": "recipe",
-    "RecipeError": "errors",
-    "RunSummary": "summary",
-    "TrainingError": "errors",
-    "evaluate": "evaluation",
-    "load_recipe": "recipe",
-    "read_correct": "summary",
-    "read_metrics": "metrics",
-    "read_recipe": "recipe",
-    "read_summary": "summary",
-    "train": "run",
-    "write_recipe": "recipe",
-}
-
-__all__ = list(_MODULES)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module 'mgk.training' has no attribute {name!r}")
-    return getattr(import_module(f"mgk.training.{_MODULES[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__all__, __getattr__, __dir__ = lazy_exports(
+    __name__,
+    {
+        "mgk._util.errors": ["Interrupted"],
+        "mgk.training.errors": ["RecipeError", "TrainingError"],
+        "mgk.training.evaluation": ["Evaluation", "evaluate"],
+        "mgk.training.metrics": ["read_metrics"],
+        "mgk.training.recipe": ["Recipe", "load_recipe", "read_recipe", "write_recipe"],
+        "mgk.training.run": ["train"],
+        "mgk.training.run_summary": ["RunSummary", "read_correct", "read_summary"],
+    },
+)

@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
-from mgk.bench.json_file import write_json
-from mgk.bench.machine import describe
-from mgk.training import ranks
+from mgk._util.files import write_json
+from mgk._util.machine import describe
+from mgk.training import distributed
 from mgk.training.errors import TrainingError
-from mgk.training.folder import ENVIRONMENT
 from mgk.training.recipe import Recipe
+from mgk.training.run_dir import ENVIRONMENT
 from mgk.training.tasks import TaskData
 
 PACKAGES = ("mgk", "torch", "transformers", "accelerate", "safetensors", "tokenizers", "numpy", "pydantic")
@@ -48,7 +48,7 @@ def record(run: Path, recipe: Recipe, data: TaskData, device: torch.device, step
         {
             "from_step": step,
             "command": sys.argv,
-            "processes": ranks.world_size(),
+            "processes": distributed.world_size(),
             "machine": asdict(machine),
             "versions": versions(),
             "git": machine.commit,

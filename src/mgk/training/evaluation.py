@@ -14,15 +14,15 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset
 from transformers import PreTrainedModel
 
-from mgk.analysis.statistics import Interval, wilson_interval
-from mgk.data.catalog import Task
+from mgk.analysis.confidence_intervals import Interval, wilson_interval
 from mgk.data.datasets import load_tokens
 from mgk.data.language import Tokens, sliding_window_loss
+from mgk.data.task_registry import Task
 from mgk.models import MgkForCausalLM
-from mgk.training import ranks
+from mgk.training import distributed
 from mgk.training.errors import RecipeError, TrainingError
-from mgk.training.folder import MODEL, RECIPE
 from mgk.training.recipe import Recipe, read_recipe
+from mgk.training.run_dir import MODEL, RECIPE
 from mgk.training.tasks import Batch, TaskData, count, lengths, model_class, open_data
 
 OnStep = Callable[[int, int], None]
@@ -135,7 +135,7 @@ def evaluate(
     if not data.is_language and (window, stride, max_tokens) != (None, None, None):
         raise RecipeError(f"window, stride and max_tokens are for language models, not for {recipe.task}")
     device = choose_device(recipe)
-    ranks.meet(device)
+    distributed.meet(device)
     model = load_model(run, data).to(device)
     limit = chosen.max_tokens if max_tokens is None else max_tokens or None
     return evaluate_model(
@@ -213,7 +213,7 @@ def _classification(
         losses[rows] = F.cross_entropy(logits, labels, reduction="none").double().cpu()
         found[rows] = torch.stack([labels, logits.argmax(-1)], -1).cpu()
         done += len(rows)
-        on_step(min(done * ranks.world_size(), total), total)
+        on_step(min(done * distributed.world_size(), total), total)
     labels, predictions = _total(found, device).unbind(-1)
     right = labels == predictions
     confusion = torch.bincount(labels * classes + predictions, minlength=classes**2).reshape(classes, classes)
@@ -234,7 +234,7 @@ def _batches_of_one_rank(examples: Dataset[Batch], batch_size: int) -> Iterator[
     """Rows of similar length together: less padding, and nobody sees the order."""
     sizes = lengths(examples)
     order = np.arange(count(examples)) if sizes is None else np.argsort(sizes, kind="stable")
-    mine = order[ranks.rank() :: ranks.world_size()]
+    mine = order[distributed.rank() :: distributed.world_size()]
     for start in range(0, len(mine), batch_size):
         yield mine[start : start + batch_size].tolist()
 
@@ -311,8 +311,8 @@ def perplexity(
         window=window,
         stride=stride,
         batch_size=batch_size,
-        rank=ranks.rank(),
-        world_size=ranks.world_size(),
+        rank=distributed.rank(),
+        world_size=distributed.world_size(),
         on_step=on_step or (lambda done, total: None),
     )
     totals = _total(torch.tensor([sum_, number], dtype=torch.float64), device)
@@ -329,6 +329,6 @@ def perplexity(
 
 def _total(values: Tensor, device: torch.device) -> Tensor:
     """The sum over ranks, on the device that they talk on."""
-    if not ranks.is_several():
+    if not distributed.is_several():
         return values
-    return ranks.total(values.to(device)).cpu()
+    return distributed.total(values.to(device)).cpu()

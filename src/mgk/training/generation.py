@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from transformers import AutoTokenizer, TextStreamer
 
-from mgk.data.catalog import find_task
+from mgk.data.task_registry import find_task
 from mgk.training.errors import RecipeError, TrainingError
 from mgk.training.evaluation import choose_device, read_model
-from mgk.training.folder import MODEL, RECIPE
 from mgk.training.recipe import read_recipe
 from mgk.training.run import quiet
+from mgk.training.run_dir import MODEL, RECIPE
 
 if TYPE_CHECKING:
     from mgk.models import MgkForCausalLM

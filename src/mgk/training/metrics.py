@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from mgk.training.folder import METRICS, TENSORBOARD
+from mgk.training.run_dir import METRICS, TENSORBOARD
 
 
 class MetricsWriter:

@@ -15,19 +15,20 @@ from typing import Any
 from transformers import PreTrainedModel, TrainingArguments, set_seed
 from transformers.utils import logging as transformers_logging
 
+from mgk._util.errors import Interrupted
+from mgk._util.files import write_json
+from mgk._util.signals import StopSignals
 from mgk.bench.conditions import cpu_threads
-from mgk.bench.json_file import write_json
 from mgk.bench.memory import peak_extra_bytes
 from mgk.models import write_card
-from mgk.training import checkpoints, ranks
+from mgk.training import checkpoints, distributed
 from mgk.training.environment import record
-from mgk.training.errors import Interrupted, RecipeError, TrainingError
+from mgk.training.errors import RecipeError, TrainingError
 from mgk.training.evaluation import Evaluation, evaluate_model
-from mgk.training.folder import BEST, MODEL, claim_folder
 from mgk.training.metrics import read_metrics
 from mgk.training.recipe import Recipe
-from mgk.training.signals import StopSignals
-from mgk.training.summary import CORRECT, SUMMARY, RunSummary, read_summary
+from mgk.training.run_dir import BEST, MODEL, claim_folder
+from mgk.training.run_summary import CORRECT, SUMMARY, RunSummary, read_summary
 from mgk.training.tasks import TaskData, make_model, model_class, open_data
 from mgk.training.trainer import MgkTrainer, make_arguments, reason
 
@@ -69,19 +70,19 @@ def train(
     """
     nothing: OnStep = lambda done, total: None  # noqa: E731
     tell = say or (lambda text: None)
-    check_shares(recipe, ranks.expected())
+    check_shares(recipe, distributed.expected())
     with cpu_threads(recipe.training.threads), quiet(), StopSignals() as signals:
         try:
             arguments = make_arguments(recipe, out)
-            is_first = ranks.rank() == 0
+            is_first = distributed.rank() == 0
             if is_first:
                 claim_folder(recipe, out, resume=resume, overwrite=overwrite)
-            ranks.barrier()
+            distributed.barrier()
             if (out / SUMMARY).is_file():
                 return read_summary(out)
             data = _opened(recipe, tell if is_first else (lambda text: None))
             start = _start(out, tell) if is_first else checkpoints.Choice(None, {})
-            start = ranks.from_first(start)
+            start = distributed.from_first(start)
             if is_first:
                 record(out, recipe, data, arguments.device, start.step)
             set_seed(recipe.seed)
@@ -105,7 +106,7 @@ def train(
         except Interrupted as stop:
             raise Interrupted(f"{stop} at {_where(out)}; go on with: mgk train --resume --out {out}") from None
         except RuntimeError as error:
-            if not ranks.is_lost(error):
+            if not distributed.is_lost(error):
                 raise
             raise Interrupted(f"{out}: another process has failed; {checkpoints.last_good(out)}") from error
         except OSError as error:
@@ -128,11 +129,11 @@ def _opened(recipe: Recipe, say: Say) -> TaskData:
     """The data; the first rank makes what has to be made."""
     if recipe.data.options:
         say(f"data: {recipe.data.name} with {recipe.data.options}, generated on first use")
-    if ranks.rank() == 0:
+    if distributed.rank() == 0:
         data = open_data(recipe.data)
-        ranks.barrier()
+        distributed.barrier()
         return data
-    ranks.barrier()
+    distributed.barrier()
     return open_data(recipe.data)
 
 
@@ -158,7 +159,7 @@ def _run(trainer: MgkTrainer) -> int | None:
     finally:
         trainer.conductor.close()
         trainer.signals.is_training = False
-        if ranks.rank() == 0:
+        if distributed.rank() == 0:
             shutil.rmtree(trainer.args.output_dir, ignore_errors=True)
 
 
@@ -203,15 +204,15 @@ def _finish(
         peak_memory_bytes=memory,
         seconds=seconds,
         device=str(arguments.device),
-        processes=ranks.world_size(),
+        processes=distributed.world_size(),
         how=_how(found),
     )
-    if ranks.rank() == 0:
+    if distributed.rank() == 0:
         _save(run, model, data, summary)
         if found is not None and found.correct is not None:
             write_json(run / CORRECT, {"split": found.split, "correct": [int(right) for right in found.correct]})
         write_json(run / SUMMARY, summary.to_json())
-    ranks.barrier()
+    distributed.barrier()
     return summary
 
 

@@ -12,13 +12,14 @@ from torch.utils.data import Dataset, Subset
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from mgk.data.batches import Collator
-from mgk.data.catalog import Task, find_task
 from mgk.data.datasets import SequenceDataset, load
 from mgk.data.errors import UsageError
 from mgk.data.folders import data_folder
 from mgk.data.job import OnStep
 from mgk.data.manifest import Manifest
 from mgk.data.preparation import prepare, prepared
+from mgk.data.task_registry import Task, find_task
+from mgk.data.tokenizers import tokenizer_for
 from mgk.models import (
     MgkConfig,
     MgkForCausalLM,
@@ -26,7 +27,6 @@ from mgk.models import (
     MgkForImageClassification,
     MgkForSequenceClassification,
 )
-from mgk.models.tokenizers import tokenizer_for
 from mgk.training.errors import RecipeError
 from mgk.training.recipe import DataSection, Recipe
 

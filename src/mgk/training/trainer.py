@@ -21,16 +21,16 @@ from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerContr
 from transformers.trainer_callback import PrinterCallback
 from transformers.utils import is_torch_bf16_gpu_available
 
+from mgk._util.signals import StopSignals
 from mgk.data.batches import StepBatches
-from mgk.nn.statistics import EMModule, m_step_all
-from mgk.training import checkpoints, ranks
+from mgk.nn.em import EMModule, m_step_all
+from mgk.training import checkpoints, distributed
 from mgk.training.errors import RecipeError, TrainingError
 from mgk.training.evaluation import Evaluation, evaluate_model
-from mgk.training.folder import BEST
 from mgk.training.metrics import MetricsWriter
 from mgk.training.nonfinite import first_nonfinite
 from mgk.training.recipe import Recipe
-from mgk.training.signals import StopSignals
+from mgk.training.run_dir import BEST
 from mgk.training.tasks import Batch, TaskData, count, lengths, num_targets, num_tokens
 
 OnStep = Callable[[int, int], None]
@@ -100,7 +100,7 @@ def make_arguments(recipe: Recipe, run: Path) -> TrainingArguments:
         max_grad_norm=training.max_grad_norm,
         bf16=training.precision == "bfloat16",
         use_cpu=on_cpu,
-        ddp_backend="gloo" if on_cpu and ranks.expected() > 1 else None,
+        ddp_backend="gloo" if on_cpu and distributed.expected() > 1 else None,
         ddp_broadcast_buffers=False,  # the M-step keeps them equal, and its counts must stay each rank's own
         # The clusters of an adaptive softmax that no target of a batch is in have no gradient.
         ddp_find_unused_parameters=recipe.model.adaptive_cutoffs is not None,
@@ -168,8 +168,8 @@ class MgkTrainer(Trainer):
             training.max_steps,
             seed=self.recipe.seed,
             accumulation=training.accumulation,
-            rank=ranks.rank(),
-            world_size=ranks.world_size(),
+            rank=distributed.rank(),
+            world_size=distributed.world_size(),
             lengths=lengths(data) if self.recipe.data.group_by_length else None,
         )
         return DataLoader(
@@ -194,9 +194,9 @@ class MgkTrainer(Trainer):
                 sum(num_tokens(batch, config) for batch in batches),
                 self.signals.requested is not None,
             ],
-            device=device if ranks.is_several() else None,
+            device=device if distributed.is_several() else None,
         )
-        targets, tokens, stops = ranks.total(sums).tolist()
+        targets, tokens, stops = distributed.total(sums).tolist()
         self._step_tokens, self._stop_agreed = tokens, stops > 0
         return batches, torch.tensor(targets, device=device)
 
@@ -205,7 +205,7 @@ class MgkTrainer(Trainer):
     ) -> Any:
         """The sum of the losses of this batch over the targets of the step; of all ranks the mean is their sum."""
         outputs = model(**inputs, num_items_in_batch=num_items_in_batch)
-        loss = outputs.loss * ranks.world_size()
+        loss = outputs.loss * distributed.world_size()
         value = loss.item()
         if not math.isfinite(value):
             self._stop_nonfinite(value, inputs)
@@ -231,7 +231,7 @@ class MgkTrainer(Trainer):
         self.last_evaluation = found
         if self.progress.best is None or found.is_better_than(self.progress.best):
             self.progress.best, self.progress.best_step = found.value, self.state.global_step
-            if self.recipe.evaluation.select == "best" and ranks.rank() == 0:
+            if self.recipe.evaluation.select == "best" and distributed.rank() == 0:
                 self._write(self._save_best)
         metrics = {"eval_loss": found.loss, f"eval_{found.metric}": found.value}
         self.log(metrics)
@@ -245,7 +245,7 @@ class MgkTrainer(Trainer):
             sums = torch.tensor([progress.loss, progress.steps], dtype=torch.float64)
             if self.args.device.type != "cpu":
                 sums = sums.to(self.args.device, torch.float32)
-            loss, steps = ranks.total(sums).tolist()
+            loss, steps = distributed.total(sums).tolist()
             logs = {
                 "loss": loss / steps,
                 "grad_norm": logs["grad_norm"],
@@ -268,7 +268,7 @@ class MgkTrainer(Trainer):
     @property
     def _rows_of_a_batch(self) -> int:
         training = self.recipe.training
-        return training.batch_size // (training.accumulation * ranks.world_size())
+        return training.batch_size // (training.accumulation * distributed.world_size())
 
     def finish_step(self) -> None:
         """Take the time of a step that is done."""
@@ -283,7 +283,7 @@ class MgkTrainer(Trainer):
     @property
     def must_stop(self) -> bool:
         """Whether a signal asks for the end; several ranks stop where all know of it."""
-        return self._stop_agreed if ranks.is_several() else self.signals.requested is not None
+        return self._stop_agreed if distributed.is_several() else self.signals.requested is not None
 
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
         self._check_weights()
@@ -293,9 +293,9 @@ class MgkTrainer(Trainer):
         super()._save_checkpoint(*args, **kwargs)
         step = self.state.global_step
         written = Path(self.args.output_dir) / f"checkpoint-{step}"
-        _progress_file(written, ranks.rank()).write_text(json.dumps(asdict(self.progress)), encoding="utf-8")
-        ranks.barrier()
-        if ranks.rank() == 0:
+        _progress_file(written, distributed.rank()).write_text(json.dumps(asdict(self.progress)), encoding="utf-8")
+        distributed.barrier()
+        if distributed.rank() == 0:
             (written / "training_args.bin").unlink(missing_ok=True)  # a pickle that nobody reads
             checkpoints.seal(written, self.run / checkpoints.CHECKPOINTS / f"step-{step}")
             checkpoints.keep_newest(self.run, self.recipe.training.keep)
@@ -308,7 +308,7 @@ class MgkTrainer(Trainer):
         try:
             write()
         except (OSError, RuntimeError, SafetensorError) as error:
-            if ranks.is_lost(error):
+            if distributed.is_lost(error):
                 raise
             # torch's writer does not tell why it failed
             is_full = shutil.disk_usage(self.run).free < self.model.get_memory_footprint()
@@ -353,9 +353,9 @@ class _Conductor(TrainerCallback):
         trainer = self.trainer
         if trainer.start.path is None:
             # Dropout of its own for every rank. A resumed run gets each rank's state from its checkpoint.
-            seed = np.random.SeedSequence([trainer.recipe.seed, ranks.rank()]).generate_state(1)
+            seed = np.random.SeedSequence([trainer.recipe.seed, distributed.rank()]).generate_state(1)
             torch.manual_seed(int(seed[0]))
-        if ranks.rank() == 0:
+        if distributed.rank() == 0:
             self.writer = MetricsWriter(trainer.run, state.global_step)
             self.on_step(state.global_step, state.max_steps)
         trainer.signals.is_training = True
@@ -415,6 +415,6 @@ def _read_progress(checkpoint: Path | None) -> Progress:
         return Progress()
     count_then = len(list(checkpoint.glob("progress_*.json")))
     all_then = [Progress(**json.loads(_progress_file(checkpoint, rank).read_bytes())) for rank in range(count_then)]
-    if count_then == ranks.world_size():
-        return all_then[ranks.rank()]
+    if count_then == distributed.world_size():
+        return all_then[distributed.rank()]
     return replace(all_then[0], loss=statistics.fmean(progress.loss for progress in all_then))

@@ -1,0 +1,55 @@
+"""Files that are written whole or not at all."""
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+
+@contextmanager
+def atomic_path(path: Path) -> Iterator[Path]:
+    """A temporary path beside ``path`` that takes its name, synced to disk, when the block ends without an error."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        temporary.chmod(0o666 & ~umask())  # mkstemp makes files that only their owner reads
+        sync(temporary)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync(path.parent)
+
+
+def write_file(path: Path, content: str | bytes) -> None:
+    """Write text (UTF-8) or bytes; whatever stops it on the way leaves an older file as it was."""
+    with atomic_path(path) as temporary:
+        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Write ``data`` as indented JSON."""
+    write_file(path, json.dumps(data, indent=2) + "\n")
+
+
+def sync(path: Path) -> None:
+    """Make a file or a folder durable."""
+    if path.is_dir() and os.name != "posix":  # elsewhere a folder cannot be opened
+        return
+    handle = os.open(path, os.O_RDONLY if path.is_dir() or os.name == "posix" else os.O_RDWR)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def umask() -> int:
+    """The process's umask, which the operating system only tells by setting it."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,104 @@
+"""Fast tokenizers with the ids of :mod:`mgk.data`, saved beside a model: ``AutoTokenizer.from_pretrained(run)``.
+
+Each turns the text of an example into the tokens that its task was prepared with, so a trained model reads any text.
+Names of special tokens inside a text, such as ``<pad>``, are text like any other.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers
+from tokenizers import models as algorithms
+from transformers import PreTrainedTokenizerFast
+from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+from mgk.data import listops
+from mgk.data.preparation import prepared
+from mgk.data.task_registry import find_task
+from mgk.data.text import BYTES
+from mgk.data.wikitext import VOCABULARY_FILE
+from mgk.data.words import EOS, UNKNOWN
+
+PAD = "<pad>"
+
+# What bytes.split() takes for a space; str.split() would take more.
+_SPACES = r" \t\n\r\x0b\x0c"
+
+
+def byte_tokenizer(*, shift: int = BYTES["shift"], model_max_length: int | None = None) -> PreTrainedTokenizerFast:
+    """Bytes of UTF-8: id = byte + ``shift``; any text comes back exactly.
+
+    Args:
+        shift: 1 leaves the id 0 to ``<pad>``, as in LRA's text and retrieval; 0 has no padding, as running text.
+        model_max_length: tokens at most, where ``truncation=True`` cuts; None for no limit.
+    """
+    if shift not in (0, 1):
+        raise ValueError(f"shift must be 0 or 1, got {shift!r}")
+    vocabulary = {symbol: byte + shift for byte, symbol in bytes_to_unicode().items()}
+    if shift:
+        vocabulary[PAD] = 0
+    tokenizer = Tokenizer(algorithms.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return _fast(tokenizer, model_max_length, **({"pad_token": PAD} if shift else {"padding_side": "left"}))
+
+
+def listops_tokenizer(*, model_max_length: int | None = None) -> PreTrainedTokenizerFast:
+    """Symbols of ListOps between spaces, ``[MAX 2 9 ]``; parentheses, as the official files have them, are dropped."""
+    tokenizer = Tokenizer(algorithms.WordLevel({token: number for number, token in enumerate(listops.VOCABULARY)}))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(f"[{_SPACES}()]+"), "removed")
+    return _fast(tokenizer, model_max_length, pad_token=PAD)
+
+
+def word_tokenizer(vocabulary: Sequence[str], *, model_max_length: int | None = None) -> PreTrainedTokenizerFast:
+    """Words between spaces: id = place in ``vocabulary``; a line end is ``<eos>``, a word it does not have ``<unk>``.
+
+    Batches are padded on the left with ``<eos>``, which the attention mask hides.
+    """
+    ids = {word: number for number, word in enumerate(vocabulary)}
+    if len(ids) < len(vocabulary):
+        raise ValueError(f"vocabulary has {len(vocabulary) - len(ids)} words twice")
+    end, unknown = EOS.decode(), UNKNOWN.decode()
+    for word in (end, unknown):
+        if word not in ids:
+            raise ValueError(f"vocabulary must have {word!r}")
+    tokenizer = Tokenizer(algorithms.WordLevel(ids, unk_token=unknown))
+    tokenizer.normalizer = normalizers.Replace("\n", f" {end} ")
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(f"[{_SPACES}]+"), "removed")
+    return _fast(tokenizer, model_max_length, unk_token=unknown, eos_token=end, pad_token=end, padding_side="left")
+
+
+def tokenizer_for(
+    task: str, folder: Path | None = None, *, model_max_length: int | None = None
+) -> PreTrainedTokenizerFast | None:
+    """The tokenizer of a prepared task; None for images, whose pixels are no text.
+
+    Args:
+        task: its name.
+        folder: the folder of all sets; the data folder if not given.
+        model_max_length: tokens that a model keeps; the paper's if not given.
+    """
+    kind = find_task(task)
+    if kind.kind == "image":
+        return None
+    place, manifest = prepared(task, folder)
+    length = kind.max_length if model_max_length is None else model_max_length
+    if "vocabulary" in manifest.facts:
+        return listops_tokenizer(model_max_length=length)
+    if manifest.facts.get("unit") == "word":
+        words = (place / manifest.build / VOCABULARY_FILE).read_bytes().decode().removesuffix("\n").split("\n")
+        return word_tokenizer(words, model_max_length=length)
+    return byte_tokenizer(shift=manifest.facts["shift"], model_max_length=length)
+
+
+def _fast(tokenizer: Tokenizer, model_max_length: int | None, **options: Any) -> PreTrainedTokenizerFast:
+    if model_max_length is not None:
+        options["model_max_length"] = model_max_length
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        split_special_tokens=True,  # a text that spells <pad> is no padding
+        clean_up_tokenization_spaces=False,
+        model_input_names=["input_ids", "attention_mask"],
+        **options,
+    )

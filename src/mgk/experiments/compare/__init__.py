@@ -1,0 +1,1 @@
+"""``mgk compare``: models trained under one budget, side by side."""

@@ -1,0 +1,1 @@
+"""Effects, decision rules and claims: what the results support."""

@@ -1,0 +1,118 @@
+"""What is seen inside a trained model, in small arrays: maps, ranks, likeness of heads, use of components.
+
+Taken right after a cell that a figure asks for, so that figures can be drawn anew without the run.
+"""
+
+import base64
+import zlib
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mgk.analysis.attention_maps import AttentionMaps
+from mgk.experiments.trials import Cell, Model
+
+FORMAT = 1
+# Of a map: enough to see its pattern. Where a model has many, a page shows them small.
+_SIDE, _SMALL_SIDE, _MANY = 96, 48, 24
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerRanks:
+    """Of the sampled attention matrices of a layer: ranks, effective ranks, and N, which no rank exceeds."""
+
+    ranks: tuple[int, ...]
+    effective: tuple[float, ...]
+    lengths: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerUsage:
+    """Of the components of a layer, as in :class:`mgk.analysis.mixture_usage.MixtureUsage`; lists over heads."""
+
+    prior: list[list[float]]
+    share: list[list[float]]
+    certainty: list[float]
+    distance: list[list[list[float]]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inside:
+    """One model.
+
+    Attributes:
+        cell: of the model.
+        tokens: of the example that the maps are of.
+        maps: averaged down, in steps of 1/255 of each map's largest weight.
+        ranks: a distribution a layer.
+        alike: how alike the heads of a layer are, on each of some examples; empty where a layer has one head.
+        usage: of mixtures, a layer each.
+    """
+
+    cell: Cell
+    tokens: int
+    maps: AttentionMaps
+    ranks: tuple[LayerRanks, ...]
+    alike: tuple[float, ...]
+    usage: tuple[LayerUsage, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON data."""
+        return {
+            "format": FORMAT,
+            "cell": asdict(self.cell),
+            "tokens": self.tokens,
+            "layers": self.maps.layers,
+            "heads": self.maps.heads,
+            "side": self.maps.weights.shape[-1],
+            "maps": [[_packed(weights) for weights in layer] for layer in self.maps.weights],
+            "ranks": [asdict(layer) for layer in self.ranks],
+            "alike": self.alike,
+            "usage": [asdict(layer) for layer in self.usage],
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """From JSON data; ``KeyError``, ``TypeError`` or ``ValueError`` when it is something else."""
+        if data["format"] != FORMAT:
+            raise TypeError(f"this is format {data['format']}, not {FORMAT}")
+        cell, side = data["cell"], data["side"]
+        weights = np.stack([np.stack([_unpacked(item, side) for item in layer]) for layer in data["maps"]])
+        return cls(
+            cell=Cell(**{**cell, "model": Model(**cell["model"])}),
+            tokens=data["tokens"],
+            maps=AttentionMaps(weights, tuple(data["layers"]), tuple(data["heads"])),
+            ranks=tuple(
+                LayerRanks(**{name: tuple(values) for name, values in layer.items()}) for layer in data["ranks"]
+            ),
+            alike=tuple(data["alike"]),
+            usage=tuple(LayerUsage(**layer) for layer in data["usage"]),
+        )
+
+
+def by_model(seen: Iterable[Inside]) -> dict[tuple[str, Model], tuple[Inside, ...]]:
+    """What is seen in models by task and model, in the order of seeds."""
+    found: dict[tuple[str, Model], tuple[Inside, ...]] = {}
+    for inside in sorted(seen, key=lambda inside: (inside.cell.task, inside.cell.model.slug, inside.cell.seed)):
+        key = inside.cell.task, inside.cell.model
+        found[key] = (*found.get(key, ()), inside)
+    return found
+
+
+def side_of(maps: int) -> int:
+    """Pixels of a side, for so many maps in a model."""
+    return _SIDE if maps <= _MANY else _SMALL_SIDE
+
+
+def _packed(weights: NDArray[np.float32]) -> dict[str, Any]:
+    most = float(weights.max()) or 1.0
+    levels = np.rint(weights / most * 255).astype(np.uint8)
+    return {"most": float(f"{most:.5g}"), "levels": base64.b64encode(zlib.compress(levels.tobytes(), 9)).decode()}
+
+
+def _unpacked(data: Mapping[str, Any], side: int) -> NDArray[np.float32]:
+    levels = np.frombuffer(zlib.decompress(base64.b64decode(data["levels"])), np.uint8).reshape(side, side)
+    return (levels * np.float32(data["most"] / 255)).astype(np.float32)

@@ -1,0 +1,1 @@
+"""``mgk reproduce``: the paper's tables and figures."""

@@ -1,0 +1,1 @@
+"""Mixtures of linear keys: Eq. 14."""

@@ -1,0 +1,1 @@
+"""Mixtures of Gaussian keys: Eq. 8 to 13."""
