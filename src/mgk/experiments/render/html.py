@@ -95,7 +95,7 @@ def png(data: bytes, alt: str) -> Markup:
 
 def page(title: str, parts: Sequence[Content]) -> str:
     """The whole document: one file, no network, light and dark, from a phone's width up."""
-    style = files("mgk.report").joinpath("style.css").read_text("utf-8")
+    style = files("mgk.experiments.render").joinpath("style.css").read_text("utf-8")
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
