@@ -10,7 +10,7 @@ import pytest
 from mgk.experiments.artifacts import Outputs, gather, presets_of
 from mgk.experiments.render.bench_tables import bench_parts, read_bench
 from mgk.experiments.render.markdown_sections import fill
-from mgk.experiments.result_store import Results
+from mgk.experiments.result_store import ResultStore
 from mgk.training.errors import TrainingError
 
 ROOT = Path(__file__).parent.parent
@@ -22,7 +22,7 @@ _CODE = re.compile(r"```.*?```", re.DOTALL)
 
 
 @dataclass(frozen=True)
-class Cell:
+class Trial:
     heading: str
     row: str
     column: str
@@ -32,9 +32,9 @@ class Cell:
         return f"{self.text!r} under {self.heading!r}, row {self.row!r}, column {self.column!r}"
 
 
-def cells(text: str) -> list[Cell]:
+def trials(text: str) -> list[Trial]:
     """Those of every table, without the first column, which names the rows."""
-    found: list[Cell] = []
+    found: list[Trial] = []
     heading, header = "", None
     for line in _CODE.sub("", text).splitlines():
         if line.startswith("#"):
@@ -43,31 +43,31 @@ def cells(text: str) -> list[Cell]:
         if parts is None or header is None:
             header = parts
         elif not set(line) <= set("|-: "):
-            found += [Cell(heading, parts[0], *pair) for pair in zip(header[1:], parts[1:], strict=True)]
+            found += [Trial(heading, parts[0], *pair) for pair in zip(header[1:], parts[1:], strict=True)]
     return found
 
 
 def differences(text: str, filled: str) -> list[str]:
-    """Each cell with a number that stands outside the generated parts, or that is another in the filled document."""
-    typed = [cell for cell in cells(_GENERATED.sub("", text)) if re.search(r"\d", cell.text)]
-    wrong = [f"{cell} is typed by hand" for cell in typed]
-    present, wanted = cells(text), cells(filled)
+    """Each trial with a number that stands outside the generated parts, or that is another in the filled document."""
+    typed = [trial for trial in trials(_GENERATED.sub("", text)) if re.search(r"\d", trial.text)]
+    wrong = [f"{trial} is typed by hand" for trial in typed]
+    present, wanted = trials(text), trials(filled)
     if len(wanted) != len(present):
-        return [*wrong, f"the tables have {len(present)} cells, those of the results {len(wanted)}"]
+        return [*wrong, f"the tables have {len(present)} trials, those of the results {len(wanted)}"]
     pairs = zip(present, wanted, strict=True)
     return wrong + [f"{mine}: the results say {theirs}" for mine, theirs in pairs if mine != theirs]
 
 
 @pytest.fixture(scope="module")
 def committed() -> Outputs:
-    store = Results(ROOT / "results")
+    store = ResultStore(ROOT / "results")
     return gather(store, next(iter(presets_of(store)), "laptop"))
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
 def test_every_cell_is_what_the_results_say(path, committed):
     text = path.read_text(encoding="utf-8")
-    assert len([cell for cell in cells(text) if re.search(r"\d", cell.text)]) >= 20
+    assert len([trial for trial in trials(text) if re.search(r"\d", trial.text)]) >= 20
     filled = fill(text, committed, "results")
     assert not differences(text, filled), f"after new results: {REFRESH}"
     # sentences in the generated parts have numbers too

@@ -49,12 +49,12 @@ def failed(result: Result, code: int) -> str:
 
 @pytest.fixture(scope="module")
 def reproduced(place) -> subprocess.CompletedProcess[str]:
-    """Figure 2 on made-up data: three cells, looked into."""
+    """Figure 2 on made-up data: three trials, looked into."""
     options = ("--preset", "smoke", "--results", place / "results", "--runs", place / "runs", "--jobs", 2)
     result = process("reproduce", "fig2", *options)
     assert result.returncode == 0, result.stderr
     again = run("reproduce", "fig2", *options)
-    assert "3 cells, 3 done" in again.stderr
+    assert "3 trials, 3 done" in again.stderr
     assert "reproduce: " not in again.stderr
     return result
 
@@ -66,23 +66,23 @@ def mixture_run(reproduced, place) -> Path:
 
 def test_cost_comes_first_then_progress_then_what_was_written(reproduced, place):
     first, *lines = reproduced.stderr.splitlines()
-    assert re.fullmatch(r"3 cells, 0 done; 3 to run, about .* \(by the cost model .*\)", first)
+    assert re.fullmatch(r"3 trials, 0 done; 3 to run, about .* \(by the cost model .*\)", first)
     done = [line for line in lines if re.match(r"reproduce: \d of 3: smoke/retrieval/", line)]
     assert len(done) == 3
     assert all("left" in line for line in done)
     assert (place / "results/figures/smoke/fig2.png").is_file()
     assert (place / "results/tables/smoke/claims.json").is_file()
-    assert len(list((place / "results/cells/smoke/retrieval").glob("*.json"))) == 3
+    assert len(list((place / "results/trials/smoke/retrieval").glob("*.json"))) == 3
     assert not list((place / "results").rglob("*.tmp"))
 
 
 def test_a_table_of_cells_that_are_there_costs_nothing(reproduced, place):
     store = ("--preset", "smoke", "--results", place / "results")
     text = run("reproduce", "fig1", *store, "--dry-run").stdout
-    assert text.startswith("6 cells, 3 done; 3 to run, about ")
+    assert text.startswith("6 trials, 3 done; 3 to run, about ")
     assert re.search(r"smoke/retrieval/mgk-1h-seed-0 +12 steps +done", text)
     listed = run("reproduce", "--list", *store).stdout
-    assert re.search(r"results: 3 of 3 cells at preset smoke", listed)
+    assert re.search(r"results: 3 of 3 trials at preset smoke", listed)
     assert "the paper: Attention matrices of mgk have higher ranks" in listed
     assert "by formula: a moment" in listed
     for name in ("table1", "table4", "fig8", "mixtures", "feature-maps"):
@@ -93,7 +93,7 @@ def test_a_table_of_cells_that_are_there_costs_nothing(reproduced, place):
     assert not re.search(r"^(fig2|table3) ", some, re.MULTILINE)
 
 
-def test_figures_by_formula_need_no_cells(place):
+def test_figures_by_formula_need_no_trials(place):
     result = run("reproduce", "fig3", "--preset", "smoke", "--results", place / "formula")
     assert result.exit_code == 0, result.stderr
     assert (place / "formula/figures/smoke/fig3.png").is_file()
@@ -120,7 +120,7 @@ def test_the_report_reads_any_folder_of_runs(reproduced, place):
     page = place / "runs.html"
     result = run("report", "--results", place / "runs", "--out", page)
     assert result.exit_code == 0, result.stderr
-    assert "The page of 3 cells" in result.stdout
+    assert "The page of 3 trials" in result.stdout
     assert "mgk, 2 heads" in page.read_text()
 
 

@@ -3,11 +3,11 @@
 import numpy as np
 
 from mgk.analysis.attention_maps import AttentionMaps
-from mgk.experiments.artifacts import write_inside
-from mgk.experiments.model_analysis import Inside, LayerRanks, LayerUsage
+from mgk.experiments.artifacts import write_analysis
+from mgk.experiments.model_analysis import LayerRanks, LayerUsage, ModelAnalysis
 from mgk.experiments.reproduce.registry import EXPERIMENTS
-from mgk.experiments.result_store import DataNote, Record, Results
-from mgk.experiments.trials import Cell, Model
+from mgk.experiments.result_store import DataNote, ResultStore, TrialResult
+from mgk.experiments.trials import ModelSpec, Trial
 from mgk.training.run_summary import RunSummary
 
 EXAMPLES = 500
@@ -19,8 +19,8 @@ LABELS = {
 
 
 def record(task, model, seed, *, share=0.6, preset="laptop", chance=0.5, perplexity=None):
-    """A cell with so many right answers, or this perplexity."""
-    cell = Cell(preset, task, model, seed)
+    """A trial with so many right answers, or this perplexity."""
+    trial = Trial(preset, task, model, seed)
     generator = np.random.Generator(np.random.PCG64([seed, *map(ord, task)]))
     luck = generator.random(EXAMPLES)  # the same for all models: harder examples are harder for all
     correct = tuple(bool(value) for value in luck < share)
@@ -52,9 +52,9 @@ def record(task, model, seed, *, share=0.6, preset="laptop", chance=0.5, perplex
         processes=1,
     )
     level = perplexity if is_language else share
-    return Record(
-        cell=cell,
-        recipe=cell.recipe,
+    return TrialResult(
+        trial=trial,
+        recipe=trial.recipe,
         summary=summary,
         data=DataNote(
             label=LABELS.get(task, task),
@@ -93,8 +93,8 @@ def inside(task, model, seed=0, *, rank=20, alike=0.5, layers=2, preset="laptop"
         distance=[[[0.0, 1.5], [1.5, 0.0]]] * model.heads,
     )
     ranks = tuple(int(value) for value in rank + generator.integers(0, 3, 40))
-    return Inside(
-        cell=Cell(preset, task, model, seed),
+    return ModelAnalysis(
+        trial=Trial(preset, task, model, seed),
         tokens=48,
         maps=AttentionMaps(weights, tuple(range(layers)), tuple(range(model.heads))),
         ranks=tuple(LayerRanks(ranks=ranks, effective=(5.0,) * 40, lengths=(48,) * 40) for _ in range(layers)),
@@ -108,32 +108,32 @@ SHARES = {"softmax": 0.70, "linear": 0.66, "mgk": 0.74, "smgk": 0.78, "mlk": 0.6
 
 
 def everything(seeds=3, preset="laptop"):
-    """Records of every cell of the laptop's tables and figures, and what is seen in their models."""
-    cells = {cell for experiment in EXPERIMENTS.values() for cell in experiment.cells(preset, seeds=seeds)}
+    """Records of every trial of the laptop's tables and figures, and what is seen in their models."""
+    trials = {trial for experiment in EXPERIMENTS.values() for trial in experiment.trials(preset, seeds=seeds)}
     records = [
         record(
-            cell.task,
-            cell.model,
-            cell.seed,
-            share=SHARES[cell.model.attention],
-            perplexity=200 - 100 * SHARES[cell.model.attention] + cell.seed,
+            trial.task,
+            trial.model,
+            trial.seed,
+            share=SHARES[trial.model.attention],
+            perplexity=200 - 100 * SHARES[trial.model.attention] + trial.seed,
         )
-        for cell in sorted(cells, key=lambda cell: cell.name)
+        for trial in sorted(trials, key=lambda trial: trial.name)
     ]
-    looks = {cell for item in EXPERIMENTS.values() if item.kind == "maps" for cell in item.cells(preset)}
-    seen = [inside(cell.task, cell.model, rank=30 if cell.model.is_mixture else 20) for cell in looks]
+    looks = {trial for item in EXPERIMENTS.values() if item.kind == "maps" for trial in item.trials(preset)}
+    seen = [inside(trial.task, trial.model, rank=30 if trial.model.is_mixture else 20) for trial in looks]
     return records, seen
 
 
-SOFTMAX, MGK, SMGK = Model("softmax", 2), Model("mgk", 1), Model("smgk", 1)
+SOFTMAX, MGK, SMGK = ModelSpec("softmax", 2), ModelSpec("mgk", 1), ModelSpec("smgk", 1)
 
 
 def stored(folder):
     """A store of everything."""
-    store = Results(folder)
+    store = ResultStore(folder)
     records, seen = everything()
     for item in records:
         store.write(item)
     for item in seen:
-        write_inside(store, item)
+        write_analysis(store, item)
     return store

@@ -145,8 +145,8 @@ def test_the_plan_of_the_demo():
         out=Path("somewhere"),
         overrides=QUICK,
     )
-    assert [cell.contender.name for cell in plan.cells] == ["softmax:2", "smgk:1", "mgk:1"]
-    recipe = plan.cells[0].recipe
+    assert [trial.contender.name for trial in plan.trials] == ["softmax:2", "smgk:1", "mgk:1"]
+    recipe = plan.trials[0].recipe
     assert recipe.training.max_steps == QUICK["training.max_steps"]
     assert recipe.model.head_dim == load_recipe("listops", "paper").model.head_dim
     with pytest.raises(RecipeError, match="seeds must be at least 1"):

@@ -12,7 +12,7 @@ from mgk.experiments.evidence.effects import Measured
 from mgk.experiments.render.markdown_sections import fill, fill_document
 from mgk.experiments.render.numbers import short
 from mgk.experiments.reproduce.registry import EXPERIMENTS
-from mgk.experiments.result_store import Results
+from mgk.experiments.result_store import ResultStore
 from mgk.training.errors import RecipeError, TrainingError
 
 ROOT = Path(__file__).parents[2]
@@ -26,7 +26,7 @@ def outputs(tmp_path_factory) -> Outputs:
 
 @pytest.fixture(scope="module")
 def committed() -> Outputs:
-    store = Results(ROOT / "results")
+    store = ResultStore(ROOT / "results")
     return gather(store, next(iter(presets_of(store)), "laptop"))
 
 
@@ -38,14 +38,14 @@ def test_the_committed_documents_are_those_of_the_committed_results(path, commit
     assert fill(text, committed, "results") == text
 
 
-def test_the_committed_tables_are_those_of_the_committed_cells(committed):
+def test_the_committed_tables_are_those_of_the_committed_trials(committed):
     for name, table in committed.tables.items():
         path = ROOT / "results" / "tables" / committed.findings.preset / f"{name}.json"
         assert json.loads(path.read_bytes()) == json.loads(json.dumps(table.to_json()))
 
 
 def test_committed_cells_are_small():
-    for path in (ROOT / "results" / "cells").glob("*/*/*.json"):
+    for path in (ROOT / "results" / "trials").glob("*/*/*.json"):
         assert path.stat().st_size < 60_000, path
 
 
@@ -55,7 +55,7 @@ def test_every_number_of_a_table_comes_from_a_file_that_is_cited(name):
 
 
 def check_numbers(text: str, root: Path) -> int:
-    """Each number in a cell, but for the first column, is one of a file cited since the last heading or table."""
+    """Each number in a trial, but for the first column, is one of a file cited since the last heading or table."""
     checked = 0
     before: list[str] = []
     for part in re.split(r"\n\n+", text):
@@ -65,8 +65,8 @@ def check_numbers(text: str, root: Path) -> int:
         files = re.findall(r"`(results/[\w./-]+\.json)`", "\n".join(before))
         known = set().union(*(_forms(json.loads((root / name).read_bytes())) for name in files))
         for line in part.splitlines()[2:]:
-            for cell in line.strip("|").split("|")[1:]:
-                for number in re.findall(r"\d[\d,.]*[kMG]?", re.sub(r"[\w+ -]+, \d+ heads?", "", cell)):
+            for trial in line.strip("|").split("|")[1:]:
+                for number in re.findall(r"\d[\d,.]*[kMG]?", re.sub(r"[\w+ -]+, \d+ heads?", "", trial)):
                     assert number in known, f"{number} in {line!r} is in none of {files or 'no file'}"
                     checked += 1
     return checked

@@ -5,7 +5,7 @@ import pytest
 from mgk.experiments.reproduce.published import AVERAGE, LRA, TABLES
 from mgk.experiments.reproduce.registry import EXPERIMENTS, find_experiments
 from mgk.experiments.reproduce.run import make_plan
-from mgk.experiments.trials import Cell, Model
+from mgk.experiments.trials import ModelSpec, Trial
 from mgk.training.errors import RecipeError
 from mgk.training.recipe import load_recipe
 from mgk.training.run import train
@@ -24,11 +24,11 @@ def test_the_averages_are_those_of_the_columns(name):
 def test_the_published_tables_have_their_rows():
     rows = {name: [model.title for model in table.rows] for name, table in TABLES.items()}
     heads = (8, 4, 2, 1)
-    assert [Model(*name).title for name in (("softmax", h) for h in heads)] == [
+    assert [ModelSpec(*name).title for name in (("softmax", h) for h in heads)] == [
         name for name in rows["table1"] if name.startswith("softmax")
     ]
     assert len(rows["table1"]) == len(rows["table2"]) == 10
-    assert TABLES["table3"].value(Model("mgk", 4), "test") == 34.21
+    assert TABLES["table3"].value(ModelSpec("mgk", 4), "test") == 34.21
     assert rows["table4"] == [
         "smgk + Hard-E, 1 head",
         "smgk + Soft-E, 1 head",
@@ -84,29 +84,29 @@ FIELDS = {
     "feature_map": "feature_map",
 }
 DEFAULTS = {"e_step": "soft", "prior": "learned", "variance": "constant", "feature_map": "elu"}
-ALL_PAPER = make_plan(list(EXPERIMENTS.values()), "paper", tasks=list(SETTINGS)).cells
+ALL_PAPER = make_plan(list(EXPERIMENTS.values()), "paper", tasks=list(SETTINGS)).trials
 
 
 @pytest.mark.parametrize("task", SETTINGS)
 def test_every_cell_of_the_paper_has_its_settings(task):
     model, training, length = SETTINGS[task]
-    cells = [cell for cell in ALL_PAPER if cell.task == task]
-    assert {cell.seed for cell in cells} == {0, 1, 2, 3, 4}
-    for cell in cells:
-        recipe = cell.recipe
+    trials = [trial for trial in ALL_PAPER if trial.task == task]
+    assert {trial.seed for trial in trials} == {0, 1, 2, 3, 4}
+    for trial in trials:
+        recipe = trial.recipe
         assert recipe.preset == "paper"
-        assert recipe.seed == cell.seed
+        assert recipe.seed == trial.seed
         assert recipe.data.name == task
         assert recipe.data.max_length == length
         assert (recipe.data.train_examples, recipe.data.test_examples, recipe.data.options) == (None, None, {})
         given = recipe.model.given()
-        assert given["attention"] == cell.model.attention
+        assert given["attention"] == trial.model.attention
         for name, path in FIELDS.items():
-            assert given.get(path, DEFAULTS.get(name)) == getattr(cell.model, name), (cell.name, name)
-        for name, value in {**model, "num_mixtures": cell.model.mixtures}.items():
-            assert given[name] == value, (cell.name, name)
+            assert given.get(path, DEFAULTS.get(name)) == getattr(trial.model, name), (trial.name, name)
+        for name, value in {**model, "num_mixtures": trial.model.mixtures}.items():
+            assert given[name] == value, (trial.name, name)
         for name, value in training.items():
-            assert getattr(recipe.training, name) == value, (cell.name, name)
+            assert getattr(recipe.training, name) == value, (trial.name, name)
         assert recipe.evaluation.test
         if task == "wikitext-103":
             assert (recipe.evaluation.window, recipe.evaluation.stride) == (256, 1)
@@ -115,15 +115,15 @@ def test_every_cell_of_the_paper_has_its_settings(task):
 
 
 def test_the_cells_of_the_paper_are_its_rows_and_seeds():
-    cells = EXPERIMENTS["table1"].cells("paper")
-    assert len(cells) == len(set(cells)) == 10 * 3 * 5
-    assert len(EXPERIMENTS["table3"].cells("paper")) == 7 * 5
-    assert [cell.model.title for cell in EXPERIMENTS["fig2"].cells("paper")] == [
+    trials = EXPERIMENTS["table1"].trials("paper")
+    assert len(trials) == len(set(trials)) == 10 * 3 * 5
+    assert len(EXPERIMENTS["table3"].trials("paper")) == 7 * 5
+    assert [trial.model.title for trial in EXPERIMENTS["fig2"].trials("paper")] == [
         "softmax, 4 heads",
         "mgk, 4 heads",
         "mgk, 2 heads",
     ]
-    assert {cell.task for cell in EXPERIMENTS["fig6"].cells("paper")} == {"wikitext-103"}
+    assert {trial.task for trial in EXPERIMENTS["fig6"].trials("paper")} == {"wikitext-103"}
     assert EXPERIMENTS["fig3"].models == EXPERIMENTS["fig7"].models == ()
 
 
@@ -133,19 +133,19 @@ def test_the_laptop_has_the_rows_with_2_and_1_heads():
     titles = [model.title for model in EXPERIMENTS["table2"].models_at("laptop")]
     assert titles == ["linear, 2 heads", "smlk, 1 head", "mlk, 1 head", "linear, 1 head"]
     assert EXPERIMENTS["table4"].models_at("laptop") == EXPERIMENTS["table4"].models
-    assert {(cell.task, cell.model.heads) for cell in EXPERIMENTS["table3"].cells("laptop")} == {
+    assert {(trial.task, trial.model.heads) for trial in EXPERIMENTS["table3"].trials("laptop")} == {
         ("wikitext-2", 2),
         ("wikitext-2", 1),
     }
-    assert {cell.seed for cell in EXPERIMENTS["table1"].cells("laptop")} == {0, 1, 2}
+    assert {trial.seed for trial in EXPERIMENTS["table1"].trials("laptop")} == {0, 1, 2}
 
 
 def test_cells_that_tables_share_are_one():
-    one, four = (make_plan([EXPERIMENTS[name]], "laptop").cells for name in ("table1", "table4"))
-    both = make_plan([EXPERIMENTS["table1"], EXPERIMENTS["table4"]], "laptop").cells
+    one, four = (make_plan([EXPERIMENTS[name]], "laptop").trials for name in ("table1", "table4"))
+    both = make_plan([EXPERIMENTS["table1"], EXPERIMENTS["table4"]], "laptop").trials
     assert len(both) == len(one) + len(four) - 2 * 3 * 3  # mgk and smgk with a head, three tasks, three seeds
-    all_models = {cell for experiment in EXPERIMENTS.values() for cell in experiment.cells("laptop")}
-    assert len({cell.name for cell in all_models}) == len(all_models)
+    all_models = {trial for experiment in EXPERIMENTS.values() for trial in experiment.trials("laptop")}
+    assert len({trial.name for trial in all_models}) == len(all_models)
 
 
 def test_more_tasks_can_be_chosen():
@@ -162,20 +162,22 @@ def test_an_unknown_experiment_suggests_the_nearest(name, near):
 
 
 def test_a_model_is_that_of_its_recipe():
-    for cell in ALL_PAPER:
-        assert Model.of_recipe(cell.recipe) == cell.model
-    assert Model.of_recipe(load_recipe("text", "smoke", overrides={"model.attention": "linear"})) == Model("linear", 2)
+    for trial in ALL_PAPER:
+        assert ModelSpec.of_recipe(trial.recipe) == trial.model
+    assert ModelSpec.of_recipe(load_recipe("text", "smoke", overrides={"model.attention": "linear"})) == ModelSpec(
+        "linear", 2
+    )
 
 
 # Each with the paper's model, optimizer and batch, and the shortest that takes its steps: few examples and, but for
 # ListOps, short ones; of WikiText its 16 layers and the vocabulary of the sample.
 STEPS = {
-    "listops": (Model("smgk", 1), {"data.options": {"train": 32, "validation": 4, "test": 4}}),
-    "text": (Model("mgk", 4), {}),
-    "retrieval": (Model("mlk", 4), {}),
-    "image": (Model("smgk", 1, e_step="hard"), {"training.batch_size": 16}),
-    "pathfinder": (Model("mgk", 1, prior="em"), {"training.batch_size": 8}),
-    "wikitext-103": (Model("mgk", 4), {"training.batch_size": 8, "model.adaptive_cutoffs": None}),
+    "listops": (ModelSpec("smgk", 1), {"data.options": {"train": 32, "validation": 4, "test": 4}}),
+    "text": (ModelSpec("mgk", 4), {}),
+    "retrieval": (ModelSpec("mlk", 4), {}),
+    "image": (ModelSpec("smgk", 1, e_step="hard"), {"training.batch_size": 16}),
+    "pathfinder": (ModelSpec("mgk", 1, prior="em"), {"training.batch_size": 8}),
+    "wikitext-103": (ModelSpec("mgk", 4), {"training.batch_size": 8, "model.adaptive_cutoffs": None}),
 }
 
 
@@ -183,7 +185,7 @@ STEPS = {
 def test_the_settings_of_the_paper_take_optimizer_steps(task, tmp_path, monkeypatch):
     monkeypatch.setenv("MGK_DATA", str(tmp_path / "data"))
     model, changes = STEPS[task]
-    assert any(cell.model == model for cell in ALL_PAPER if cell.task == task)
+    assert any(trial.model == model for trial in ALL_PAPER if trial.task == task)
     sample = {} if "data.options" in changes else {"data.name": f"synthetic-{task}"}
     overrides = {
         **model.overrides,
@@ -205,6 +207,6 @@ def test_the_settings_of_the_paper_take_optimizer_steps(task, tmp_path, monkeypa
 
 
 def test_a_cell_knows_its_place(tmp_path):
-    cell = Cell("laptop", "text", Model("smgk", 1, e_step="hard"), 2)
-    assert cell.name == "laptop/text/smgk-1h-e_step-hard-seed-2"
-    assert cell.place(tmp_path, ".json") == tmp_path / "laptop" / "text" / "smgk-1h-e_step-hard-seed-2.json"
+    trial = Trial("laptop", "text", ModelSpec("smgk", 1, e_step="hard"), 2)
+    assert trial.name == "laptop/text/smgk-1h-e_step-hard-seed-2"
+    assert trial.place(tmp_path, ".json") == tmp_path / "laptop" / "text" / "smgk-1h-e_step-hard-seed-2.json"

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from made_up_results import MGK, SOFTMAX, inside, record, stored
 
 from mgk._util.machine import describe
-from mgk.experiments.artifacts import gather, inside_path, presets_of, read_inside, write_inside, write_outputs
+from mgk.experiments.artifacts import analysis_path, gather, presets_of, read_analysis, write_analysis, write_outputs
 from mgk.experiments.reproduce.registry import EXPERIMENTS
 from mgk.experiments.reproduce.run import make_plan
 from mgk.experiments.reproduce.runtime_estimate import BY_FORMULA, BY_RATE, EARLIER, duration, estimate, in_words
-from mgk.experiments.result_store import Record, Results, compact_json, pack, thinned, unpack
-from mgk.experiments.trials import Cell
+from mgk.experiments.result_store import ResultStore, TrialResult, compact_json, pack, thinned, unpack
+from mgk.experiments.trials import Trial
 from mgk.training.errors import RecipeError, TrainingError
 
 
@@ -40,19 +40,19 @@ def test_a_thinned_curve_keeps_its_mean(values, most):
 
 @pytest.mark.parametrize("task", ["text", "wikitext-2"])
 def test_a_record_comes_back_as_it_was(tmp_path, task):
-    store, item = Results(tmp_path), record(task, MGK, 1, perplexity=120.0)
+    store, item = ResultStore(tmp_path), record(task, MGK, 1, perplexity=120.0)
     store.write(item)
-    assert store.read(item.cell) == item
+    assert store.read(item.trial) == item
     assert store.records("laptop") == [item]
     assert presets_of(store) == ["laptop"]
     assert store.records("paper") == []
 
 
 def test_a_record_of_a_long_run_is_small(tmp_path):
-    store, item = Results(tmp_path), record("text", MGK, 0)
+    store, item = ResultStore(tmp_path), record("text", MGK, 0)
     curve = [(50.0 * step, 1 / (step + 3)) for step in range(10_000)]
     store.write(replace(item, losses=thinned(curve), validation=thinned(curve[:600]), correct=(True, False) * 12_500))
-    assert store.path(item.cell).stat().st_size < 60_000
+    assert store.path(item.trial).stat().st_size < 60_000
 
 
 def test_lists_of_numbers_are_on_one_line():
@@ -64,41 +64,41 @@ def test_lists_of_numbers_are_on_one_line():
 
 
 def test_what_is_seen_in_a_model_comes_back(tmp_path):
-    store, seen = Results(tmp_path), inside("retrieval", replace(MGK, heads=2))
-    write_inside(store, seen)
-    found = read_inside(store, seen.cell)
+    store, seen = ResultStore(tmp_path), inside("retrieval", replace(MGK, heads=2))
+    write_analysis(store, seen)
+    found = read_analysis(store, seen.trial)
     assert found is not None
     np.testing.assert_allclose(found.maps.weights, seen.maps.weights, atol=seen.maps.weights.max() / 500)
     assert replace(found, maps=seen.maps) == seen
-    assert inside_path(store, seen.cell).stat().st_size < 60_000
-    assert read_inside(store, replace(seen.cell, seed=1)) is None
+    assert analysis_path(store, seen.trial).stat().st_size < 60_000
+    assert read_analysis(store, replace(seen.trial, seed=1)) is None
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"format": 2}', "[1]"])
 def test_a_damaged_record_is_named(tmp_path, text):
-    store, cell = Results(tmp_path), Cell("laptop", "text", MGK, 0)
-    store.path(cell).parent.mkdir(parents=True)
-    store.path(cell).write_text(text)
-    with pytest.raises(TrainingError, match=r"mgk-1h-seed-0.json: this is not the record of a cell"):
-        store.read(cell)
+    store, trial = ResultStore(tmp_path), Trial("laptop", "text", MGK, 0)
+    store.path(trial).parent.mkdir(parents=True)
+    store.path(trial).write_text(text)
+    with pytest.raises(TrainingError, match=r"mgk-1h-seed-0.json: this is not the record of a trial"):
+        store.read(trial)
 
 
 def test_a_cell_of_another_recipe_is_not_taken_for_this_one(tmp_path):
-    store, item = Results(tmp_path), record("text", MGK, 0)
+    store, item = ResultStore(tmp_path), record("text", MGK, 0)
     other = item.recipe.model_copy(update={"training": item.recipe.training.model_copy(update={"max_steps": 7})})
     store.write(replace(item, recipe=other))
     with pytest.raises(RecipeError, match=r"measured with training.max_steps = 7, not \d+: .* --overwrite"):
-        store.check_same(item.cell)
+        store.check_same(item.trial)
     plan = make_plan([EXPERIMENTS["table1"]], "laptop", seeds=1, tasks=["text"])
-    assert item.cell not in plan.missing(store)
-    assert item.cell in plan.missing(store, overwrite=True)
+    assert item.trial not in plan.missing(store)
+    assert item.trial in plan.missing(store, overwrite=True)
 
 
 def test_threads_and_folders_do_not_make_another_cell(tmp_path):
-    store, item = Results(tmp_path), record("text", MGK, 0)
+    store, item = ResultStore(tmp_path), record("text", MGK, 0)
     other = item.recipe.model_copy(update={"training": item.recipe.training.model_copy(update={"threads": 1})})
     store.write(replace(item, recipe=other))
-    store.check_same(item.cell)
+    store.check_same(item.trial)
 
 
 def test_finished_cells_are_not_missing(results):
@@ -107,29 +107,29 @@ def test_finished_cells_are_not_missing(results):
         assert plan.missing(results) == []
         seeds = EXPERIMENTS[name].seeds_at("laptop")
         assert len(make_plan([EXPERIMENTS[name]], "laptop", seeds=seeds + 1).missing(results)) == (
-            len(plan.cells) // seeds
+            len(plan.trials) // seeds
         )
 
 
 def test_a_cell_that_is_not_looked_into_is_missing_for_a_figure_only(tmp_path):
-    store = Results(tmp_path)
-    for cell in EXPERIMENTS["fig2"].cells("laptop"):
-        store.write(record(cell.task, cell.model, cell.seed))
+    store = ResultStore(tmp_path)
+    for trial in EXPERIMENTS["fig2"].trials("laptop"):
+        store.write(record(trial.task, trial.model, trial.seed))
     assert len(make_plan([EXPERIMENTS["fig2"]], "laptop").missing(store)) == 3
     assert make_plan([EXPERIMENTS["fig1"]], "laptop", seeds=1, tasks=["retrieval"]).missing(store) != []
 
 
 def test_estimates_say_where_they_come_from(results, tmp_path, monkeypatch):
-    elsewhere = estimate([Cell("laptop", "text", MGK, 7)], results)
+    elsewhere = estimate([Trial("laptop", "text", MGK, 7)], results)
     assert next(iter(elsewhere.values())).how == BY_FORMULA
     here = replace(describe(), processor="a processor", cores=2, accelerator=None)
     monkeypatch.setattr("mgk._util.machine.describe", lambda: here)
-    known = Cell("laptop", "text", MGK, 7)
+    known = Trial("laptop", "text", MGK, 7)
     assert estimate([known], results)[known].seconds == pytest.approx(180.0)
     assert estimate([known], results)[known].how == EARLIER
-    for new in (Cell("laptop", "text", replace(MGK, heads=2), 0), Cell("laptop", "image", MGK, 0)):
+    for new in (Trial("laptop", "text", replace(MGK, heads=2), 0), Trial("laptop", "image", MGK, 0)):
         assert estimate([new], results)[new].how == BY_RATE
-    nothing = estimate([Cell("smoke", "listops", SOFTMAX, 0)], Results(tmp_path))
+    nothing = estimate([Trial("smoke", "listops", SOFTMAX, 0)], ResultStore(tmp_path))
     assert next(iter(nothing.values())).how == BY_FORMULA
     assert all(item.seconds > 0 for item in nothing.values())
     assert in_words({known: estimate([known], results)[known]}) == f"about 3 min ({EARLIER})"
@@ -161,6 +161,6 @@ def test_tables_figures_and_verdicts_are_written(results):
 
 def test_records_of_no_table_are_others(tmp_path):
     item = record("text", replace(MGK, heads=3), 0)
-    outputs = gather(Results(tmp_path), "laptop", records=[item, record("text", MGK, 0)])
-    assert [other.cell.model.heads for other in outputs.others] == [3]
-    assert isinstance(outputs.records[0], Record)
+    outputs = gather(ResultStore(tmp_path), "laptop", records=[item, record("text", MGK, 0)])
+    assert [other.trial.model.heads for other in outputs.others] == [3]
+    assert isinstance(outputs.records[0], TrialResult)

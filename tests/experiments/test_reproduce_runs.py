@@ -11,13 +11,13 @@ import pytest
 from mgk._util.errors import Interrupted
 from mgk.analysis.cost_model import model_parameters
 from mgk.data.errors import DataError
-from mgk.experiments.artifacts import find_runs, gather, read_inside
-from mgk.experiments.reproduce.collect import harvest_all, rank_examples
+from mgk.experiments.artifacts import find_runs, gather, read_analysis
+from mgk.experiments.reproduce.collect import collect_results, rank_examples
 from mgk.experiments.reproduce.paper_costs import sizes_of
 from mgk.experiments.reproduce.registry import EXPERIMENTS
 from mgk.experiments.reproduce.run import Plan, check_data, make_plan, run_plan, runs_folder
-from mgk.experiments.result_store import Results
-from mgk.experiments.trials import Cell, Model
+from mgk.experiments.result_store import ResultStore
+from mgk.experiments.trials import ModelSpec, Trial
 from mgk.training.errors import TrainingError
 from mgk.training.recipe import load_recipe
 from mgk.training.tasks import open_data
@@ -42,24 +42,24 @@ def _data_folder(tmp_path_factory):
         yield
 
 
-def small(task: str, model: Model, seed: int = 0, **changes: object) -> Cell:
-    """A cell that takes a moment: one with a recipe of its own."""
-    cell = Cell("smoke", task, model, seed)
+def small(task: str, model: ModelSpec, seed: int = 0, **changes: object) -> Trial:
+    """A trial that takes a moment: one with a recipe of its own."""
+    trial = Trial("smoke", task, model, seed)
     overrides = {**SMALL, **model.overrides, "seed": seed, **{k.replace("__", "."): v for k, v in changes.items()}}
-    cell.__dict__["recipe"] = load_recipe(task, "smoke", overrides=overrides)
-    return cell
+    trial.__dict__["recipe"] = load_recipe(task, "smoke", overrides=overrides)
+    return trial
 
 
-def plan_of(*cells: Cell, looks: tuple[Cell, ...] = ()) -> Plan:
-    return Plan(cells, frozenset(looks), dict.fromkeys(cells, "mgk reproduce table1 --preset smoke"), 6)
+def plan_of(*trials: Trial, looks: tuple[Trial, ...] = ()) -> Plan:
+    return Plan(trials, frozenset(looks), dict.fromkeys(trials, "mgk reproduce table1 --preset smoke"), 6)
 
 
 def test_cells_are_run_once_and_looked_into(tmp_path):
-    results, runs = Results(tmp_path / "results"), tmp_path / "runs"
-    mgk, linear = small("retrieval", Model("mgk", 2)), small("listops", Model("linear", 1))
+    results, runs = ResultStore(tmp_path / "results"), tmp_path / "runs"
+    mgk, linear = small("retrieval", ModelSpec("mgk", 2)), small("listops", ModelSpec("linear", 1))
     plan = plan_of(mgk, linear, looks=(mgk,))
     done, parts = [], []
-    tell = {"on_progress": lambda cell, part: parts.append(part), "on_done": lambda cell, _: done.append(cell)}
+    tell = {"on_progress": lambda trial, part: parts.append(part), "on_done": lambda trial, _: done.append(trial)}
     run_plan(plan, results, runs, jobs=2, **tell)
     assert set(done) == {mgk, linear}
     assert all(0 <= part <= 1 for part in parts)
@@ -78,7 +78,7 @@ def test_cells_are_run_once_and_looked_into(tmp_path):
     text = results.path(mgk).read_text()
     assert str(tmp_path) not in text
     assert os.path.expanduser("~") not in text
-    seen = read_inside(results, mgk)
+    seen = read_analysis(results, mgk)
     assert seen is not None
     assert seen.maps.weights.shape[:2] == (1, 2)
     assert len(seen.ranks[0].ranks) == 6
@@ -91,9 +91,9 @@ def test_cells_are_run_once_and_looked_into(tmp_path):
     run_plan(plan, results, runs, **tell)
     assert done == []
 
-    records = harvest_all(find_runs(runs))
-    assert {item.cell for item in records} == {mgk, linear}
-    assert len(gather(Results(runs), "smoke", records=records).others) == 2  # none has the recipe of its table
+    records = collect_results(find_runs(runs))
+    assert {item.trial for item in records} == {mgk, linear}
+    assert len(gather(ResultStore(runs), "smoke", records=records).others) == 2  # none has the recipe of its table
 
 
 def test_ranks_are_taken_of_whole_segments_of_both_splits():
@@ -112,31 +112,33 @@ def whole(data, split):
 
 
 def test_an_interrupted_cell_goes_on_where_it_was(tmp_path):
-    results, runs = Results(tmp_path / "results"), tmp_path / "runs"
-    cell = small("listops", Model("mgk", 1), training__max_steps=200, training__save_every=10, evaluation__every=200)
+    results, runs = ResultStore(tmp_path / "results"), tmp_path / "runs"
+    trial = small(
+        "listops", ModelSpec("mgk", 1), training__max_steps=200, training__save_every=10, evaluation__every=200
+    )
 
     def stop_when_saved() -> None:
         end = time.monotonic() + 100
-        while not list(cell.place(runs).glob("checkpoints/step-*")) and time.monotonic() < end:
+        while not list(trial.place(runs).glob("checkpoints/step-*")) and time.monotonic() < end:
             time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=stop_when_saved, daemon=True).start()
     with pytest.raises(Interrupted, match="the same command goes on where it was"):
-        run_plan(plan_of(cell), results, runs)
-    assert not results.has(cell)
+        run_plan(plan_of(trial), results, runs)
+    assert not results.has(trial)
     parts: list[float] = []
-    run_plan(plan_of(cell), results, runs, on_progress=lambda _, part: parts.append(part))
+    run_plan(plan_of(trial), results, runs, on_progress=lambda _, part: parts.append(part))
     assert parts[0] > 0
-    record = results.read(cell)
+    record = results.read(trial)
     assert record is not None
     assert record.machine["sessions"] == 2
 
 
 def test_a_cell_that_fails_leaves_the_others(tmp_path):
-    results = Results(tmp_path / "results")
-    good = small("listops", Model("softmax", 1))
-    bad = small("listops", Model("mgk", 1), training__learning_rate=1e30, training__max_grad_norm=0.0)
+    results = ResultStore(tmp_path / "results")
+    good = small("listops", ModelSpec("softmax", 1))
+    bad = small("listops", ModelSpec("mgk", 1), training__learning_rate=1e30, training__max_grad_norm=0.0)
     with pytest.raises(TrainingError, match="not finite"):
         run_plan(plan_of(good, bad), results, tmp_path / "runs")
     assert results.has(good)
@@ -144,12 +146,12 @@ def test_a_cell_that_fails_leaves_the_others(tmp_path):
 
 
 def test_absent_data_are_told_before_anything_is_trained():
-    cells = make_plan([EXPERIMENTS["table1"], EXPERIMENTS["table3"]], "laptop").cells
+    trials = make_plan([EXPERIMENTS["table1"], EXPERIMENTS["table3"]], "laptop").trials
     with pytest.raises(DataError) as error:
-        check_data(cells)
+        check_data(trials)
     for task in ("text", "retrieval", "wikitext-2"):
         assert f"then run: mgk data prepare {task} --source PATH" in str(error.value)
-    check_data([replace(cell, preset="smoke") for cell in cells])
+    check_data([replace(trial, preset="smoke") for trial in trials])
 
 
 def test_runs_live_where_the_user_says(monkeypatch, tmp_path):

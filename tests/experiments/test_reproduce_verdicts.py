@@ -17,9 +17,9 @@ from mgk.experiments.model_analysis import by_model
 from mgk.experiments.render.tables import difference_caption, difference_rows, header, make_table, markdown, text_rows
 from mgk.experiments.reproduce.published import LRA
 from mgk.experiments.reproduce.registry import EXPERIMENTS
-from mgk.experiments.trials import Model
+from mgk.experiments.trials import ModelSpec
 
-SOFTMAX_1 = Model("softmax", 1)
+SOFTMAX_1 = ModelSpec("softmax", 1)
 
 
 def findings(*records, seen=()):
@@ -134,20 +134,20 @@ def test_tasks_that_are_missing_are_said():
 def test_perplexities_are_compared_by_seed():
     records = [
         record("wikitext-2", model, seed, perplexity=value + 3 * seed)
-        for model, value in ((SOFTMAX, 150), (MGK, 140), (Model("mgk", 2), 130), (Model("smgk", 2), 151))
+        for model, value in ((SOFTMAX, 150), (MGK, 140), (ModelSpec("mgk", 2), 130), (ModelSpec("smgk", 2), 151))
         for seed in range(3)
     ]
     found = verdicts(findings(*records))
     assert found["language-half-the-heads"].word == CONFIRMED
     assert "% of perplexity" in found["language-half-the-heads"].evidence[0].sentence
     assert [item.word for item in found["language-same-heads"].evidence] == [CONTRADICTED, CONFIRMED]
-    one = verdicts(findings(*(item for item in records if item.cell.seed == 0)))
+    one = verdicts(findings(*(item for item in records if item.trial.seed == 0)))
     assert one["language-half-the-heads"].word == NOT_SEEN
     assert "one seed does not tell" in one["language-half-the-heads"].evidence[0].sentence
 
 
 def test_ranks_and_likeness_of_heads():
-    softmax, mgk_2 = Model("softmax", 2), Model("mgk", 2)
+    softmax, mgk_2 = ModelSpec("softmax", 2), ModelSpec("mgk", 2)
     seen = [
         inside("retrieval", softmax, rank=20, alike=0.8),
         inside("retrieval", mgk_2, rank=30, alike=0.6),
@@ -163,7 +163,7 @@ def test_ranks_and_likeness_of_heads():
 
 
 def test_ranks_and_likeness_of_several_seeds_are_judged_by_the_luck_of_seeds():
-    softmax, mgk_2 = Model("softmax", 2), Model("mgk", 2)
+    softmax, mgk_2 = ModelSpec("softmax", 2), ModelSpec("mgk", 2)
     seen = [
         inside("retrieval", model, seed, rank=rank, alike=alike)
         for model, ranks, likeness in (
@@ -192,12 +192,12 @@ def test_curves_are_compared_at_every_evaluation():
         for model in models
     ]
     assert verdicts(findings(*worse))["throughout-training"].word == CONTRADICTED
-    of_one_seed = [item for item in worse if item.cell.seed == 0]
+    of_one_seed = [item for item in worse if item.trial.seed == 0]
     assert verdicts(findings(*of_one_seed))["throughout-training"].word == NOT_SEEN
 
 
 def test_hard_e_is_compared_to_the_best_of_each_task():
-    hard, others = Model("smgk", 1, e_step="hard"), EXPERIMENTS["table4"].models_at("laptop")
+    hard, others = ModelSpec("smgk", 1, e_step="hard"), EXPERIMENTS["table4"].models_at("laptop")
     records = table_1({model: 0.78 if model == MGK else 0.7 for model in others if model != hard} | {hard: 0.78})
     found = verdicts(findings(*records))["hard-e"]
     assert found.word == CONFIRMED
@@ -211,7 +211,7 @@ def test_a_table_has_our_numbers_beside_the_papers():
     assert [row.model for row in table.rows] == ["softmax, 2 heads", "smgk, 1 head", "mgk, 1 head"]
     softmax, smgk, _ = table.rows
     values = [
-        sum(item.test for item in records if item.cell.model == SOFTMAX and item.cell.seed == s) / 3 for s in range(3)
+        sum(item.test for item in records if item.trial.model == SOFTMAX and item.trial.seed == s) / 3 for s in range(3)
     ]
     average = softmax.entries["average"]
     assert average.values == pytest.approx(values, abs=1e-4)
@@ -247,7 +247,7 @@ def test_extra_tasks_are_columns_of_ours_once_all_models_have_them():
     table = make_table(ours, "laptop", Measured(every))
     assert table is not None
     assert table.columns == (*LRA, "average", "image")
-    some = [item for item in records if item.cell.task != "image" or item.cell.model != MGK]
+    some = [item for item in records if item.trial.task != "image" or item.trial.model != MGK]
     table = make_table(EXPERIMENTS["table1"], "laptop", Measured(some))
     assert table is not None
     assert "image" not in table.columns

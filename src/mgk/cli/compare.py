@@ -16,7 +16,7 @@ from mgk.experiments.model_spec import parse_contender
 
 if TYPE_CHECKING:
     from mgk.experiments.compare.result import Comparison
-    from mgk.experiments.compare.run import Cell, Plan
+    from mgk.experiments.compare.run import Plan, Trial
     from mgk.training.run_summary import RunSummary
 
 BASELINE, CANDIDATES = "softmax:2", "smgk:1,mgk:1"
@@ -127,13 +127,13 @@ class _Progress:
     def __init__(self, plan: "Plan", bar: Any) -> None:
         self.plan, self.bar = plan, bar
         self.task = None if bar is None else bar.add_task("starting", total=plan.steps)
-        self.numbers = {cell.folder: number for number, cell in enumerate(plan.cells, 1)}
+        self.numbers = {trial.folder: number for number, trial in enumerate(plan.trials, 1)}
         self.start = self.last = time.monotonic()
         self.skipped = 0
 
-    def step(self, cell: "Cell", done: int, all_done: int) -> None:
+    def step(self, trial: "Trial", done: int, all_done: int) -> None:
         """A step is done."""
-        label = f"run {self.numbers[cell.folder]} of {len(self.plan.cells)}: {_name(cell)}"
+        label = f"run {self.numbers[trial.folder]} of {len(self.plan.trials)}: {_name(trial)}"
         if self.bar is not None:
             self.bar.update(self.task, description=label, completed=all_done)
             return
@@ -142,17 +142,17 @@ class _Progress:
             self.last = now
             trained = max(all_done - self.skipped, 1)
             left = (now - self.start) / trained * (self.plan.steps - all_done)
-            self.say(f"{label}: step {done:,} of {cell.recipe.training.max_steps:,}, {left:.0f} s left for all runs")
+            self.say(f"{label}: step {done:,} of {trial.recipe.training.max_steps:,}, {left:.0f} s left for all runs")
 
-    def done(self, cell: "Cell", summary: "RunSummary", is_new: bool) -> None:
+    def done(self, trial: "Trial", summary: "RunSummary", is_new: bool) -> None:
         """A run is finished."""
         if not is_new:
-            self.skipped += cell.recipe.training.max_steps
+            self.skipped += trial.recipe.training.max_steps
             if self.bar is not None:
-                self.bar.advance(self.task, cell.recipe.training.max_steps)
+                self.bar.advance(self.task, trial.recipe.training.max_steps)
         value = summary.metrics[f"test_{summary.metric}"]
         how = f"in {summary.seconds:.0f} s" if is_new else "already trained"
-        self.say(f"{_name(cell)}: {how}, test {summary.metric} {value:.4g}")
+        self.say(f"{_name(trial)}: {how}, test {summary.metric} {value:.4g}")
 
     def say(self, text: str) -> None:
         """A line of its own."""
@@ -162,8 +162,8 @@ class _Progress:
             print(f"compare: {text}", file=sys.stderr, flush=True)
 
 
-def _name(cell: "Cell") -> str:
-    return f"{cell.contender.name}, seed {cell.seed}"
+def _name(trial: "Trial") -> str:
+    return f"{trial.contender.name}, seed {trial.seed}"
 
 
 @contextmanager

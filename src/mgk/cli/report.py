@@ -50,10 +50,10 @@ def report(
             from mgk.experiments.artifacts import write_outputs
             from mgk.experiments.render.markdown_sections import fill_document
             from mgk.experiments.reproduce.registry import EXPERIMENTS
-            from mgk.experiments.result_store import Results
+            from mgk.experiments.result_store import ResultStore
 
             if outputs.records:  # what documents cite, also where a table is not finished
-                write_outputs(outputs, Results(results), EXPERIMENTS.values())
+                write_outputs(outputs, ResultStore(results), EXPERIMENTS.values())
             for path in markdown:
                 names = fill_document(path, outputs, results.resolve().name)
                 typer.echo(f"{path}: {', '.join(names)}")
@@ -63,19 +63,19 @@ def report(
 
         page = out or Path("reproduction.html")
         write_text(page, reproduction_page(outputs))
-        typer.echo(f"The page of {len(outputs.records) + len(outputs.others)} cells: {page.resolve().as_uri()}")
+        typer.echo(f"The page of {len(outputs.records) + len(outputs.others)} trials: {page.resolve().as_uri()}")
 
 
 def _gathered(folder: Path, preset: str | None) -> "Outputs":
     from mgk.experiments.artifacts import find_runs, gather, presets_of
-    from mgk.experiments.result_store import Results
+    from mgk.experiments.result_store import ResultStore
 
-    results = Results(folder)
+    results = ResultStore(folder)
     known = presets_of(results)
     if known or not (runs := find_runs(folder)):
         return gather(results, preset or (known[0] if known else "laptop"))
-    from mgk.experiments.reproduce.collect import harvest_all
+    from mgk.experiments.reproduce.collect import collect_results
 
-    records = harvest_all(runs)
-    kept = preset or min((record.cell.preset for record in records), key=_PRESETS.index)
-    return gather(results, kept, records=[record for record in records if record.cell.preset == kept])
+    records = collect_results(runs)
+    kept = preset or min((record.trial.preset for record in records), key=_PRESETS.index)
+    return gather(results, kept, records=[record for record in records if record.trial.preset == kept])

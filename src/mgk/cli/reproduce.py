@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from mgk.experiments.reproduce.registry import Experiment
     from mgk.experiments.reproduce.run import Plan
     from mgk.experiments.reproduce.runtime_estimate import Estimate
-    from mgk.experiments.result_store import Record, Results
-    from mgk.experiments.trials import Cell
+    from mgk.experiments.result_store import ResultStore, TrialResult
+    from mgk.experiments.trials import Trial
 
 # Between two plain lines: few enough for a log file, often enough to see that the job lives.
 _SECONDS_BETWEEN_LINES = 30.0
@@ -31,7 +31,7 @@ def reproduce(
         str | None, typer.Argument(metavar="ID", help="table1 ... table4, fig1 ... fig8, one of ours, or all.")
     ] = None,
     preset: Annotated[
-        str, typer.Option(help="paper: as published; laptop: minutes a cell; smoke: seconds, on made-up data.")
+        str, typer.Option(help="paper: as published; laptop: minutes a trial; smoke: seconds, on made-up data.")
     ] = "laptop",
     seeds: Annotated[
         int | None,
@@ -55,16 +55,16 @@ def reproduce(
         int | None, typer.Option(min=1, help="Of each layer, whose ranks are taken.", show_default="1000, smoke 8")
     ] = None,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Measure cells anew that were measured by another recipe.")
+        bool, typer.Option("--overwrite", help="Measure trials anew that were measured by another recipe.")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the cells and the cost, and end.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the trials and the cost, and end.")] = False,
     list_: Annotated[
         bool, typer.Option("--list", help="Show all experiments, what they cost and what exists.")
     ] = False,
 ) -> None:
-    """Measure a table or figure of the paper: each cell once, continued where it was interrupted.
+    """Measure a table or figure of the paper: each trial once, continued where it was interrupted.
 
-    A cell is one model on one task with one seed; experiments share their cells.
+    A trial is one model on one task with one seed; experiments share their trials.
     """
     with cli_errors():
         from mgk.experiments.reproduce.registry import EXPERIMENTS, check_choice, find_experiments
@@ -101,23 +101,23 @@ def _reproduce(
     from mgk.experiments.artifacts import gather, write_outputs
     from mgk.experiments.reproduce.run import check_data, make_plan, run_plan, runs_folder
     from mgk.experiments.reproduce.runtime_estimate import estimate, in_words
-    from mgk.experiments.result_store import Results
+    from mgk.experiments.result_store import ResultStore
 
-    store = Results(folder)
+    store = ResultStore(folder)
     plan = make_plan(experiments, preset, seeds=seeds, tasks=tasks, matrices=matrices)
     if not overwrite:
-        for cell in plan.cells:
-            store.check_same(cell)
+        for trial in plan.trials:
+            store.check_same(trial)
     missing = plan.missing(store, overwrite=overwrite)
     if missing and not dry_run:
         check_data(missing)
     estimates = estimate(missing, store)
-    if plan.cells:
-        done = len(plan.cells) - len(missing)
+    if plan.trials:
+        done = len(plan.trials) - len(missing)
         cost = f"; {len(missing)} to run, {in_words(estimates)}" if missing else ""
-        typer.echo(f"{len(plan.cells)} cells, {done} done{cost}", err=not dry_run)
+        typer.echo(f"{len(plan.trials)} trials, {done} done{cost}", err=not dry_run)
     if dry_run:
-        _show_cells(plan, store, estimates)
+        _show_trials(plan, store, estimates)
         return
     with _progress(plan, estimates, jobs) as show:
         run_plan(
@@ -138,12 +138,12 @@ def _reproduce(
     typer.echo(f"A page of everything: mgk report --results {folder}")
 
 
-def _show_cells(plan: "Plan", store: "Results", estimates: dict["Cell", "Estimate"]) -> None:
+def _show_trials(plan: "Plan", store: "ResultStore", estimates: dict["Trial", "Estimate"]) -> None:
     from mgk.experiments.reproduce.runtime_estimate import duration
 
-    for cell in plan.cells:
-        state = f"about {duration(estimates[cell].seconds)}" if cell in estimates else "done"
-        typer.echo(f"{cell.name:60} {cell.recipe.training.max_steps:>9,} steps  {state}")
+    for trial in plan.trials:
+        state = f"about {duration(estimates[trial].seconds)}" if trial in estimates else "done"
+        typer.echo(f"{trial.name:60} {trial.recipe.training.max_steps:>9,} steps  {state}")
 
 
 def _list(
@@ -151,18 +151,18 @@ def _list(
 ) -> None:
     from mgk.experiments.artifacts import presets_of
     from mgk.experiments.reproduce.runtime_estimate import estimate, in_words
-    from mgk.experiments.result_store import Results
+    from mgk.experiments.result_store import ResultStore
 
-    store = Results(folder)
+    store = ResultStore(folder)
     others = [name for name in presets_of(store) if name != preset]
     for experiment in experiments:
         if tasks is not None and not experiment.tasks_at(preset, tasks):
             continue
-        cells = experiment.cells(preset, seeds=seeds, tasks=tasks)
-        missing = [cell for cell in cells if not store.has(cell)]
+        trials = experiment.trials(preset, seeds=seeds, tasks=tasks)
+        missing = [trial for trial in trials if not store.has(trial)]
         typer.echo(f"{experiment.id:14}{experiment.title}")
         typer.echo(f"    {'asks' if experiment.is_ours else 'the paper'}: {experiment.claim}")
-        if not cells:
+        if not trials:
             typer.echo("    by formula: a moment")
             continue
         models = "; ".join(model.title for model in experiment.models_at(preset))
@@ -172,31 +172,31 @@ def _list(
             names += f" (more with --tasks: {', '.join(experiment.more_tasks)})"
         typer.echo(f"    tasks: {names}; seeds: {experiment.seeds_at(preset, seeds)}")
         cost = f"; the rest takes {in_words(estimate(missing, store))}" if missing else ""
-        typer.echo(f"    results: {len(cells) - len(missing)} of {len(cells)} cells at preset {preset}{cost}")
+        typer.echo(f"    results: {len(trials) - len(missing)} of {len(trials)} trials at preset {preset}{cost}")
     if others:
         typer.echo(f"\nThere are results at preset {', '.join(others)} too.")
-    typer.echo("\nExperiments share their cells: run one with mgk reproduce ID, everything with mgk reproduce all.")
+    typer.echo("\nExperiments share their trials: run one with mgk reproduce ID, everything with mgk reproduce all.")
 
 
 class _Progress:
-    """Over all cells, by their estimated time: a bar on a terminal, now and then a plain line elsewhere."""
+    """Over all trials, by their estimated time: a bar on a terminal, now and then a plain line elsewhere."""
 
-    def __init__(self, plan: "Plan", estimates: dict["Cell", "Estimate"], jobs: int, bar: Any) -> None:
+    def __init__(self, plan: "Plan", estimates: dict["Trial", "Estimate"], jobs: int, bar: Any) -> None:
         self.plan, self.bar, self.jobs = plan, bar, jobs
-        self.weights = {cell: max(item.seconds, 1e-3) for cell, item in estimates.items()}
+        self.weights = {trial: max(item.seconds, 1e-3) for trial, item in estimates.items()}
         self.total = sum(self.weights.values())
-        self.parts: dict[Cell, float] = {}
-        # What a resumed cell had done before tells nothing of how fast this machine is.
-        self.before: dict[Cell, float] = {}
+        self.parts: dict[Trial, float] = {}
+        # What a resumed trial had done before tells nothing of how fast this machine is.
+        self.before: dict[Trial, float] = {}
         self.finished = 0
         self.start = self.last = time.monotonic()
         self.task = None if bar is None else bar.add_task("starting", total=self.total, left="")
 
-    def progress(self, cell: "Cell", part: float) -> None:
-        """A cell has come so far."""
-        self.before.setdefault(cell, part)
-        self.parts[cell] = part
-        label = f"{self.finished} of {len(self.weights)} cells, {cell.name} {part:.0%}"
+    def progress(self, trial: "Trial", part: float) -> None:
+        """A trial has come so far."""
+        self.before.setdefault(trial, part)
+        self.parts[trial] = part
+        label = f"{self.finished} of {len(self.weights)} trials, {trial.name} {part:.0%}"
         left = self._left()
         if self.bar is not None:
             self.bar.update(self.task, description=label, completed=self._done(), left=left)
@@ -204,15 +204,15 @@ class _Progress:
             self.last = time.monotonic()
             self.say(f"{label}, {left}")
 
-    def done(self, cell: "Cell", record: "Record") -> None:
-        """A cell is finished."""
+    def done(self, trial: "Trial", record: "TrialResult") -> None:
+        """A trial is finished."""
         self.finished += 1
-        self.before.setdefault(cell, 0.0)
-        self.parts[cell] = 1.0
+        self.before.setdefault(trial, 0.0)
+        self.parts[trial] = 1.0
         name = record.metric.replace("_", " ")
         unit = "%" if record.summary.metric == "accuracy" else ""
         self.say(
-            f"{self.finished} of {len(self.weights)}: {cell.name}, {name} {record.test:.2f}{unit}, in"
+            f"{self.finished} of {len(self.weights)}: {trial.name}, {name} {record.test:.2f}{unit}, in"
             f" {record.seconds:.0f} s, {self._left()}"
         )
 
@@ -224,19 +224,19 @@ class _Progress:
             print(f"reproduce: {text}", file=sys.stderr, flush=True)
 
     def _done(self) -> float:
-        return sum(self.weights.get(cell, 0.0) * part for cell, part in self.parts.items())
+        return sum(self.weights.get(trial, 0.0) * part for trial, part in self.parts.items())
 
     def _left(self) -> str:
         from mgk.experiments.reproduce.runtime_estimate import duration
 
-        worked = sum(self.weights.get(cell, 0.0) * (part - self.before[cell]) for cell, part in self.parts.items())
+        worked = sum(self.weights.get(trial, 0.0) * (part - self.before[trial]) for trial, part in self.parts.items())
         elapsed = time.monotonic() - self.start
         rate = worked / elapsed if worked > 0 and elapsed > 1 else float(self.jobs)
         return f"{duration((self.total - self._done()) / rate)} left"
 
 
 @contextmanager
-def _progress(plan: "Plan", estimates: dict["Cell", "Estimate"], jobs: int) -> Iterator[_Progress]:
+def _progress(plan: "Plan", estimates: dict["Trial", "Estimate"], jobs: int) -> Iterator[_Progress]:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn
 
@@ -262,8 +262,8 @@ def _show(experiment: "Experiment", outputs: "Outputs") -> None:
     rows = []
     for row in table.rows:
         entries = [(row.entries[column], has_paper(table, column)) for column in table.columns]
-        cells = [f"{entry.text}\n(paper {entry.paper_text})" if beside else entry.text for entry, beside in entries]
-        rows.append([row.model, row.seeds_text, *cells])
+        trials = [f"{entry.text}\n(paper {entry.paper_text})" if beside else entry.text for entry, beside in entries]
+        rows.append([row.model, row.seeds_text, *trials])
     columns = ["model", "seeds", *(table.labels[column] for column in table.columns)]
     shown = [(f"{table.title}, preset {table.preset}", columns, rows)]
     if difference_rows(table):
@@ -273,8 +273,8 @@ def _show(experiment: "Experiment", outputs: "Outputs") -> None:
         grid = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left")
         for number, column in enumerate(columns):
             grid.add_column(column, justify="right" if number else "left", no_wrap=number == 0)
-        for cells in cells_of_rows:
-            grid.add_row(*cells)
+        for trials in cells_of_rows:
+            grid.add_row(*trials)
         console.print(grid)
     for note in table.notes:
         typer.echo(f"- {note}")

@@ -8,13 +8,21 @@ from pathlib import Path
 from mgk.experiments.evidence.claims import verdicts_json
 from mgk.experiments.evidence.decision_rules import Findings
 from mgk.experiments.evidence.effects import Measured
-from mgk.experiments.model_analysis import Inside, by_model
+from mgk.experiments.model_analysis import ModelAnalysis, by_model
 from mgk.experiments.render.bench_tables import BENCH, Bench, read_bench
 from mgk.experiments.render.figures import Figure, make_figure
 from mgk.experiments.render.tables import Table, make_table, markdown
 from mgk.experiments.reproduce.registry import EXPERIMENTS, Experiment
-from mgk.experiments.result_store import FIGURES, TABLES, Record, Results, compact_json, write_bytes, write_text
-from mgk.experiments.trials import Cell, changes
+from mgk.experiments.result_store import (
+    FIGURES,
+    TABLES,
+    ResultStore,
+    TrialResult,
+    compact_json,
+    write_bytes,
+    write_text,
+)
+from mgk.experiments.trials import Trial, changes
 from mgk.training.errors import TrainingError
 from mgk.training.recipe import PRESETS
 from mgk.training.run_dir import RECIPE
@@ -38,33 +46,33 @@ class Outputs:
     """
 
     findings: Findings
-    records: tuple[Record, ...]
+    records: tuple[TrialResult, ...]
     tables: dict[str, Table]
     figures: dict[str, Figure]
-    others: tuple[Record, ...] = ()
+    others: tuple[TrialResult, ...] = ()
     bench: Bench = field(default_factory=dict)
 
 
-def inside_path(results: Results, cell: Cell) -> Path:
-    """Where what is seen in a cell's model is, or would be."""
-    name = f"{cell.task}-{cell.model.slug}-seed-{cell.seed}.json"
-    return results.folder / FIGURES / cell.preset / _INSIDE / name
+def analysis_path(results: ResultStore, trial: Trial) -> Path:
+    """Where what is seen in a trial's model is, or would be."""
+    name = f"{trial.task}-{trial.model.slug}-seed-{trial.seed}.json"
+    return results.folder / FIGURES / trial.preset / _INSIDE / name
 
 
-def read_inside(results: Results, cell: Cell) -> Inside | None:
-    """What is seen in a cell's model; None where nobody has looked."""
-    path = inside_path(results, cell)
+def read_analysis(results: ResultStore, trial: Trial) -> ModelAnalysis | None:
+    """What is seen in a trial's model; None where nobody has looked."""
+    path = analysis_path(results, trial)
     return _read_inside(path) if path.is_file() else None
 
 
-def write_inside(results: Results, inside: Inside) -> None:
+def write_analysis(results: ResultStore, inside: ModelAnalysis) -> None:
     """Store what is seen in a model."""
-    write_text(inside_path(results, inside.cell), compact_json(inside.to_json()))
+    write_text(analysis_path(results, inside.trial), compact_json(inside.to_json()))
 
 
-def presets_of(results: Results) -> list[str]:
+def presets_of(results: ResultStore) -> list[str]:
     """The presets that there are records of, the paper's first."""
-    return [preset for preset in PRESETS if any((results.folder / "cells" / preset).glob("*/*.json"))]
+    return [preset for preset in PRESETS if any((results.folder / "trials" / preset).glob("*/*.json"))]
 
 
 def find_runs(folder: Path) -> list[Path]:
@@ -72,7 +80,7 @@ def find_runs(folder: Path) -> list[Path]:
     return sorted(path.parent for path in folder.rglob(SUMMARY) if (path.parent / RECIPE).is_file())
 
 
-def gather(results: Results, preset: str, *, records: Sequence[Record] | None = None) -> Outputs:
+def gather(results: ResultStore, preset: str, *, records: Sequence[TrialResult] | None = None) -> Outputs:
     """All tables and figures of a preset, from the store or from records given."""
     found = results.records(preset) if records is None else list(records)
     known = {
@@ -84,9 +92,9 @@ def gather(results: Results, preset: str, *, records: Sequence[Record] | None = 
     mine = [
         record
         for record in found
-        if (record.cell.model, record.cell.task) in known
-        # of a folder of runs, those that are what the cell is
-        and (records is None or not changes(record.cell.recipe, record.recipe))
+        if (record.trial.model, record.trial.task) in known
+        # of a folder of runs, those that are what the trial is
+        and (records is None or not changes(record.trial.recipe, record.recipe))
     ]
     measured = Measured(mine)
     seen = [_read_inside(path) for path in (results.folder / FIGURES / preset / _INSIDE).glob("*.json")]
@@ -102,7 +110,7 @@ def gather(results: Results, preset: str, *, records: Sequence[Record] | None = 
     return Outputs(findings, tuple(mine), tables, figures, others, read_bench(results.folder / BENCH))
 
 
-def write_outputs(outputs: Outputs, results: Results, experiments: Iterable[Experiment]) -> list[Path]:
+def write_outputs(outputs: Outputs, results: ResultStore, experiments: Iterable[Experiment]) -> list[Path]:
     """Write the tables and figures of some experiments, and the verdicts; the paths."""
     from mgk.experiments.render.figure_png import draw
 
@@ -123,8 +131,8 @@ def write_outputs(outputs: Outputs, results: Results, experiments: Iterable[Expe
     return written
 
 
-def _read_inside(path: Path) -> Inside:
+def _read_inside(path: Path) -> ModelAnalysis:
     try:
-        return Inside.from_json(json.loads(path.read_bytes()))
+        return ModelAnalysis.from_json(json.loads(path.read_bytes()))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise TrainingError(f"{path}: this is not what was seen in a model ({error})") from None

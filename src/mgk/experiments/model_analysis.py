@@ -1,6 +1,6 @@
 """What is seen inside a trained model, in small arrays: maps, ranks, likeness of heads, use of components.
 
-Taken right after a cell that a figure asks for, so that figures can be drawn anew without the run.
+Taken right after a trial that a figure asks for, so that figures can be drawn anew without the run.
 """
 
 import base64
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mgk.analysis.attention_maps import AttentionMaps
-from mgk.experiments.trials import Cell, Model
+from mgk.experiments.trials import ModelSpec, Trial
 
 FORMAT = 1
 # Of a map: enough to see its pattern. Where a model has many, a page shows them small.
@@ -40,11 +40,11 @@ class LayerUsage:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Inside:
+class ModelAnalysis:
     """One model.
 
     Attributes:
-        cell: of the model.
+        trial: of the model.
         tokens: of the example that the maps are of.
         maps: averaged down, in steps of 1/255 of each map's largest weight.
         ranks: a distribution a layer.
@@ -52,7 +52,7 @@ class Inside:
         usage: of mixtures, a layer each.
     """
 
-    cell: Cell
+    trial: Trial
     tokens: int
     maps: AttentionMaps
     ranks: tuple[LayerRanks, ...]
@@ -63,7 +63,7 @@ class Inside:
         """As JSON data."""
         return {
             "format": FORMAT,
-            "cell": asdict(self.cell),
+            "trial": asdict(self.trial),
             "tokens": self.tokens,
             "layers": self.maps.layers,
             "heads": self.maps.heads,
@@ -79,10 +79,10 @@ class Inside:
         """From JSON data; ``KeyError``, ``TypeError`` or ``ValueError`` when it is something else."""
         if data["format"] != FORMAT:
             raise TypeError(f"this is format {data['format']}, not {FORMAT}")
-        cell, side = data["cell"], data["side"]
+        trial, side = data["trial"], data["side"]
         weights = np.stack([np.stack([_unpacked(item, side) for item in layer]) for layer in data["maps"]])
         return cls(
-            cell=Cell(**{**cell, "model": Model(**cell["model"])}),
+            trial=Trial(**{**trial, "model": ModelSpec(**trial["model"])}),
             tokens=data["tokens"],
             maps=AttentionMaps(weights, tuple(data["layers"]), tuple(data["heads"])),
             ranks=tuple(
@@ -93,11 +93,11 @@ class Inside:
         )
 
 
-def by_model(seen: Iterable[Inside]) -> dict[tuple[str, Model], tuple[Inside, ...]]:
+def by_model(seen: Iterable[ModelAnalysis]) -> dict[tuple[str, ModelSpec], tuple[ModelAnalysis, ...]]:
     """What is seen in models by task and model, in the order of seeds."""
-    found: dict[tuple[str, Model], tuple[Inside, ...]] = {}
-    for inside in sorted(seen, key=lambda inside: (inside.cell.task, inside.cell.model.slug, inside.cell.seed)):
-        key = inside.cell.task, inside.cell.model
+    found: dict[tuple[str, ModelSpec], tuple[ModelAnalysis, ...]] = {}
+    for inside in sorted(seen, key=lambda inside: (inside.trial.task, inside.trial.model.slug, inside.trial.seed)):
+        key = inside.trial.task, inside.trial.model
         found[key] = (*found.get(key, ()), inside)
     return found
 

@@ -1,6 +1,6 @@
-"""The store of results: one small file a cell, whichever table or figure asked for it. Free of torch.
+"""The store of results: one small file a trial, whichever table or figure asked for it. Free of torch.
 
-``RESULTS/cells/PRESET/TASK/MODEL-seed-N.json`` holds all that tables and curves need. What is seen inside a model
+``RESULTS/trials/PRESET/TASK/MODEL-seed-N.json`` holds all that tables and curves need. What is seen inside a model
 (:mod:`mgk.experiments.model_analysis`) lies beside the figures. So every page can be made anew without the runs.
 """
 
@@ -16,20 +16,20 @@ from typing import Any, Self
 import numpy as np
 
 from mgk.experiments.compare.result import Curve
-from mgk.experiments.trials import Cell, Model, changes
+from mgk.experiments.trials import ModelSpec, Trial, changes
 from mgk.training.errors import RecipeError, TrainingError
 from mgk.training.recipe import Recipe
 from mgk.training.run_summary import RunSummary
 
 FORMAT = 1
-CELLS, FIGURES, TABLES = "cells", "figures", "tables"
+TRIALS, FIGURES, TABLES = "trials", "figures", "tables"
 # Of a curve: no screen shows more, and the file stays small.
 MOST_POINTS = 150
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataNote:
-    """What a cell was trained on.
+    """What a trial was trained on.
 
     Attributes:
         label: for a column: what the data are.
@@ -48,11 +48,11 @@ class DataNote:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Record:
-    """What came out of a cell.
+class TrialResult:
+    """What came out of a trial.
 
     Attributes:
-        cell: the cell.
+        trial: the trial.
         recipe: that it was trained by.
         summary: of its run.
         data: what it was trained on.
@@ -61,11 +61,11 @@ class Record:
         correct: whether each test example was right; None for language models.
         machine: where, with which versions, commit and date.
         command: that makes it.
-        jobs: how many cells ran at once.
-        seconds: of the whole cell.
+        jobs: how many trials ran at once.
+        seconds: of the whole trial.
     """
 
-    cell: Cell
+    trial: Trial
     recipe: Recipe
     summary: RunSummary
     data: DataNote
@@ -104,7 +104,7 @@ class Record:
         """As JSON data."""
         return {
             "format": FORMAT,
-            "cell": asdict(self.cell),
+            "trial": asdict(self.trial),
             "command": self.command,
             "summary": self.summary.to_json(),
             "data": asdict(self.data),
@@ -122,9 +122,9 @@ class Record:
         """From JSON data; ``KeyError``, ``TypeError`` or ``ValueError`` when it is something else."""
         if data["format"] != FORMAT:
             raise TypeError(f"this is format {data['format']}, not {FORMAT}")
-        cell = data["cell"]
+        trial = data["trial"]
         return cls(
-            cell=Cell(**{**cell, "model": Model(**cell["model"])}),
+            trial=Trial(**{**trial, "model": ModelSpec(**trial["model"])}),
             recipe=Recipe.model_validate(data["recipe"]),
             summary=RunSummary.from_json(data["summary"]),
             data=DataNote(**data["data"]),
@@ -138,50 +138,50 @@ class Record:
         )
 
 
-class Results:
+class ResultStore:
     """A folder of results."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def path(self, cell: Cell) -> Path:
-        """Where the record of a cell is, or would be."""
-        return cell.place(self.folder / CELLS, ".json")
+    def path(self, trial: Trial) -> Path:
+        """Where the record of a trial is, or would be."""
+        return trial.place(self.folder / TRIALS, ".json")
 
-    def has(self, cell: Cell) -> bool:
-        """Whether the cell is done."""
-        return self.path(cell).is_file()
+    def has(self, trial: Trial) -> bool:
+        """Whether the trial is done."""
+        return self.path(trial).is_file()
 
-    def read(self, cell: Cell) -> Record | None:
-        """The record of a cell; None where there is none."""
-        return read_record(self.path(cell)) if self.has(cell) else None
+    def read(self, trial: Trial) -> TrialResult | None:
+        """The record of a trial; None where there is none."""
+        return read_trial_result(self.path(trial)) if self.has(trial) else None
 
-    def write(self, record: Record) -> None:
+    def write(self, record: TrialResult) -> None:
         """Store a record."""
-        write_text(self.path(record.cell), compact_json(record.to_json()))
+        write_text(self.path(record.trial), compact_json(record.to_json()))
 
-    def records(self, preset: str) -> list[Record]:
+    def records(self, preset: str) -> list[TrialResult]:
         """All records of a preset."""
-        return [read_record(path) for path in sorted((self.folder / CELLS / preset).glob("*/*.json"))]
+        return [read_trial_result(path) for path in sorted((self.folder / TRIALS / preset).glob("*/*.json"))]
 
-    def check_same(self, cell: Cell) -> None:
-        """Raise where the cell was made by another recipe than it has now."""
-        record = self.read(cell)
+    def check_same(self, trial: Trial) -> None:
+        """Raise where the trial was made by another recipe than it has now."""
+        record = self.read(trial)
         if record is None:
             return
-        for path, (now, then) in changes(cell.recipe, record.recipe).items():
+        for path, (now, then) in changes(trial.recipe, record.recipe).items():
             raise RecipeError(
-                f"{self.path(cell)}: this was measured with {path} = {then!r}, not {now!r}: choose another --results,"
+                f"{self.path(trial)}: this was measured with {path} = {then!r}, not {now!r}: choose another --results,"
                 " or --overwrite it"
             )
 
 
-def read_record(path: Path) -> Record:
+def read_trial_result(path: Path) -> TrialResult:
     """The record in a file."""
     try:
-        return Record.from_json(json.loads(path.read_bytes()))
+        return TrialResult.from_json(json.loads(path.read_bytes()))
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise TrainingError(f"{path}: this is not the record of a cell ({error})") from None
+        raise TrainingError(f"{path}: this is not the record of a trial ({error})") from None
 
 
 def pack(flags: Sequence[bool]) -> dict[str, Any]:

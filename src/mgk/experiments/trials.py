@@ -19,7 +19,7 @@ _FIELDS = {
     "feature_map": "model.feature_map",
 }
 
-# A table is many cells, so on the laptop a cell should take about three minutes on 2 cores. The recipes of the Long
+# A table is many trials, so on the laptop a trial should take about three minutes on 2 cores. The recipes of the Long
 # Range Arena do; a language model that does is a quarter as deep and as wide inside, its first class of words smaller.
 _SMALLER: Mapping[tuple[str, str], Mapping[str, Any]] = {
     ("laptop", "wikitext-2"): {
@@ -35,7 +35,7 @@ _SMALLER: Mapping[tuple[str, str], Mapping[str, Any]] = {
 
 
 @dataclass(frozen=True)
-class Model:
+class ModelSpec:
     """What is compared: a variant of attention and its options; all the rest is the recipe's.
 
     Attributes:
@@ -59,7 +59,7 @@ class Model:
     @property
     def _options(self) -> dict[str, Any]:
         """The options that are not the default."""
-        default = Model(self.attention, self.heads)
+        default = ModelSpec(self.attention, self.heads)
         return {name: value for name, value in asdict(self).items() if value != getattr(default, name)}
 
     @property
@@ -95,9 +95,9 @@ class Model:
         """Whether a key has components."""
         return self.attention in BASELINES
 
-    def baseline(self, heads: int) -> "Model":
+    def baseline(self, heads: int) -> "ModelSpec":
         """What a mixture replaces, with so many heads: softmax or linear attention."""
-        return Model(BASELINES[self.attention], heads)
+        return ModelSpec(BASELINES[self.attention], heads)
 
     def scaled(self, factor: float) -> Self:
         """The same with more or fewer heads."""
@@ -113,21 +113,21 @@ class Model:
 
 
 @dataclass(frozen=True)
-class Cell:
+class Trial:
     """One model on one task with one seed; its recipe is what determines it."""
 
     preset: str
     task: str
-    model: Model
+    model: ModelSpec
     seed: int
 
     @property
     def name(self) -> str:
-        """Unique within all cells, for people and for paths."""
+        """Unique within all trials, for people and for paths."""
         return f"{self.preset}/{self.task}/{self.model.slug}-seed-{self.seed}"
 
     def place(self, folder: Path, ending: str = "") -> Path:
-        """Its place in a folder of cells."""
+        """Its place in a folder of trials."""
         return folder / self.preset / self.task / f"{self.model.slug}-seed-{self.seed}{ending}"
 
     @cached_property

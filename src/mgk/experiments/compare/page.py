@@ -92,7 +92,7 @@ COLUMNS = ("model", "parameters", "FLOPs", "step", "memory")
 
 
 def result_rows(comparison: Comparison) -> list[tuple[str, ...]]:
-    """The cells of the table, the same on the page and in the terminal: model, metric, then the costs."""
+    """The trials of the table, the same on the page and in the terminal: model, metric, then the costs."""
     baseline = comparison.baseline
     rows: list[tuple[str, ...]] = []
     for result in comparison.results:

@@ -59,7 +59,7 @@ QUICK: Mapping[str, Any] = {
 
 
 @dataclass(frozen=True)
-class Cell:
+class Trial:
     """One run of the comparison."""
 
     contender: Contender
@@ -79,23 +79,23 @@ class Plan:
 
     contenders: tuple[Contender, ...]
     seeds: tuple[int, ...]
-    cells: tuple[Cell, ...]
+    trials: tuple[Trial, ...]
     out: Path
 
     @property
     def steps(self) -> int:
         """Of all runs."""
-        return sum(cell.recipe.training.max_steps for cell in self.cells)
+        return sum(trial.recipe.training.max_steps for trial in self.trials)
 
-    def cells_of(self, contender: Contender) -> list[Cell]:
+    def trials_of(self, contender: Contender) -> list[Trial]:
         """The runs of a contender, by seed."""
-        return [cell for cell in self.cells if cell.contender == contender]
+        return [trial for trial in self.trials if trial.contender == contender]
 
 
 # Told after each step: the run, its steps that are done, and those of all runs.
-OnStep = Callable[[Cell, int, int], None]
+OnStep = Callable[[Trial, int, int], None]
 # Told after each run, with whether it was trained now.
-OnDone = Callable[[Cell, RunSummary, bool], None]
+OnDone = Callable[[Trial, RunSummary, bool], None]
 
 
 def make_plan(
@@ -133,7 +133,7 @@ def make_plan(
             raise RecipeError(f"{path} is what is compared: name it in the baseline and the candidates")
     first = shared.pop("seed", 0)
     numbers = tuple(range(first, first + seeds))
-    cells = []
+    trials = []
     for seed in numbers:
         for contender in contenders:
             recipe = load_recipe(
@@ -149,21 +149,21 @@ def make_plan(
             if not recipe.evaluation.test:
                 raise RecipeError("evaluation.test must be true: the test split is what is compared")
             folder = out / RUNS / f"{contender.attention}-{contender.heads}-seed-{seed}"
-            cells.append(Cell(contender, seed, recipe, folder))
-    return Plan(contenders, numbers, tuple(cells), out)
+            trials.append(Trial(contender, seed, recipe, folder))
+    return Plan(contenders, numbers, tuple(trials), out)
 
 
 def check_plan(plan: Plan, *, overwrite: bool = False) -> None:
     """Raise, before anything is trained, where data are absent or a run's folder holds one of another recipe."""
-    data = plan.cells[0].recipe.data
+    data = plan.trials[0].recipe.data
     if not data.options and not find_task(data.name).is_synthetic:
         prepared(data.name, data.folder)
-    for cell in () if overwrite else plan.cells:
-        if not (cell.folder / RECIPE).is_file():
+    for trial in () if overwrite else plan.trials:
+        if not (trial.folder / RECIPE).is_file():
             continue
-        for path, (now, then) in differences(cell.recipe, read_recipe(cell.folder / RECIPE)).items():
+        for path, (now, then) in differences(trial.recipe, read_recipe(trial.folder / RECIPE)).items():
             raise RecipeError(
-                f"{cell.folder}: this run was trained with {path} = {then!r}, not {now!r}: choose another --out, or"
+                f"{trial.folder}: this run was trained with {path} = {then!r}, not {now!r}: choose another --out, or"
                 " --overwrite it"
             )
 
@@ -183,29 +183,29 @@ def run_plan(plan: Plan, *, overwrite: bool = False, on_step: OnStep, on_done: O
     check_plan(plan, overwrite=overwrite)
     before = 0
     summaries = []
-    for cell in plan.cells:
-        is_new = overwrite or not cell.is_finished
+    for trial in plan.trials:
+        is_new = overwrite or not trial.is_finished
         if is_new:
-            tell = partial(_tell, on_step, cell, before)
+            tell = partial(_tell, on_step, trial, before)
             try:
-                run_isolated(_train, cell.recipe, cell.folder, overwrite, on_message=tell, preload=_PRELOAD)
+                run_isolated(_train, trial.recipe, trial.folder, overwrite, on_message=tell, preload=_PRELOAD)
             except (Interrupted, KeyboardInterrupt):
                 raise Interrupted(
-                    f"{cell.folder}: stopped; the same command goes on from its last checkpoint"
+                    f"{trial.folder}: stopped; the same command goes on from its last checkpoint"
                 ) from None
             except ProcessError as error:
                 raise TrainingError(
-                    f"{cell.folder}: {error}; the same command goes on from its last checkpoint"
+                    f"{trial.folder}: {error}; the same command goes on from its last checkpoint"
                 ) from None
-        before += cell.recipe.training.max_steps
-        summary = read_summary(cell.folder)
+        before += trial.recipe.training.max_steps
+        summary = read_summary(trial.folder)
         summaries.append(summary)
-        on_done(cell, summary, is_new)
+        on_done(trial, summary, is_new)
     return summaries
 
 
-def _tell(on_step: OnStep, cell: Cell, before: int, steps: tuple[int, int]) -> None:
-    on_step(cell, steps[0], before + steps[0])
+def _tell(on_step: OnStep, trial: Trial, before: int, steps: tuple[int, int]) -> None:
+    on_step(trial, steps[0], before + steps[0])
 
 
 def _train(recipe: Recipe, folder: Path, overwrite: bool, send: Callable[[Any], None]) -> None:
@@ -218,8 +218,8 @@ def _train(recipe: Recipe, folder: Path, overwrite: bool, send: Callable[[Any], 
 def conclude(plan: Plan, *, command: str) -> tuple[Comparison, Look]:
     """Compare the runs of a plan, which are all finished; and look into the first model of each contender."""
     look: Look = run_isolated(_look, plan, preload=_PRELOAD)
-    baseline = plan.cells_of(plan.contenders[0])
-    results = tuple(_result(plan.cells_of(contender), baseline, look) for contender in plan.contenders)
+    baseline = plan.trials_of(plan.contenders[0])
+    results = tuple(_result(plan.trials_of(contender), baseline, look) for contender in plan.contenders)
     summary = read_summary(baseline[0].folder)
     return (
         Comparison(
@@ -245,29 +245,29 @@ def conclude(plan: Plan, *, command: str) -> tuple[Comparison, Look]:
 def _look(plan: Plan, send: Callable[[Any], None]) -> Look:
     from mgk.experiments.inspect_runs import look_at_runs
 
-    return look_at_runs({contender.name: plan.cells_of(contender)[0].folder for contender in plan.contenders})
+    return look_at_runs({contender.name: plan.trials_of(contender)[0].folder for contender in plan.contenders})
 
 
-def _result(cells: Sequence[Cell], baseline: Sequence[Cell], look: Look) -> Result:
+def _result(trials: Sequence[Trial], baseline: Sequence[Trial], look: Look) -> Result:
     from mgk.training.metrics import read_metrics
 
-    summaries = [read_summary(cell.folder) for cell in cells]
+    summaries = [read_summary(trial.folder) for trial in trials]
     metric = summaries[0].metric
     values = tuple(summary.metrics[f"test_{metric}"] for summary in summaries)
-    lines = [read_metrics(cell.folder) for cell in cells]
+    lines = [read_metrics(trial.folder) for trial in trials]
     peaks = [summary.peak_memory_bytes for summary in summaries]
-    contender = cells[0].contender
+    contender = trials[0].contender
     is_baseline = contender == baseline[0].contender
     paired = gap = None
     if metric == "accuracy":
-        correct = [read_correct(cell.folder) for cell in cells]
+        correct = [read_correct(trial.folder) for trial in trials]
         score = mean_accuracy(correct)
         if not is_baseline:
-            paired = paired_difference(correct, [read_correct(cell.folder) for cell in baseline])
+            paired = paired_difference(correct, [read_correct(trial.folder) for trial in baseline])
     else:
         score = mean_difference(values, [0.0] * len(values))
         if not is_baseline:
-            theirs = [read_summary(cell.folder).metrics[f"test_{metric}"] for cell in baseline]
+            theirs = [read_summary(trial.folder).metrics[f"test_{metric}"] for trial in baseline]
             gap = mean_difference(values, theirs)
     flops = look.flops[contender.name]
     return Result(
@@ -284,7 +284,7 @@ def _result(cells: Sequence[Cell], baseline: Sequence[Cell], look: Look) -> Resu
         validation=tuple(_curve(run, f"eval_{metric}") for run in lines),
         paired=paired,
         gap=gap,
-        runs=tuple(cell.folder.name for cell in cells),
+        runs=tuple(trial.folder.name for trial in trials),
     )
 
 

@@ -1,4 +1,4 @@
-"""The claims of the paper: where each stands, which cells test it, and how its verdict is computed. Free of torch.
+"""The claims of the paper: where each stands, which trials test it, and how its verdict is computed. Free of torch.
 
 The rules are in :mod:`mgk.experiments.evidence.decision_rules`.
 """
@@ -27,12 +27,12 @@ from mgk.experiments.evidence.decision_rules import (
     judge,
 )
 from mgk.experiments.evidence.effects import between_samples, has_learned, mean_of, pooled
-from mgk.experiments.model_analysis import Inside
+from mgk.experiments.model_analysis import ModelAnalysis
 from mgk.experiments.reproduce.paper_costs import HALVED, sizes_of_paper
 from mgk.experiments.reproduce.published import LRA
 from mgk.experiments.reproduce.registry import EXPERIMENTS
-from mgk.experiments.result_store import Record
-from mgk.experiments.trials import Model
+from mgk.experiments.result_store import TrialResult
+from mgk.experiments.trials import ModelSpec
 
 Rule = Callable[[Findings], Iterator[Evidence]]
 
@@ -45,7 +45,7 @@ def _text(interval: Interval, unit: str) -> str:
 
 
 def _compared(
-    findings: Findings, tasks: Sequence[str], candidate: Model, baseline: Model, *, is_comparable: bool
+    findings: Findings, tasks: Sequence[str], candidate: ModelSpec, baseline: ModelSpec, *, is_comparable: bool
 ) -> Evidence:
     """One pair of models over some tasks; tasks that neither has learned say nothing."""
     names, measured = f"{candidate.title} against {baseline.title}", findings.measured
@@ -102,7 +102,7 @@ def _smgk_best(findings: Findings) -> Iterator[Evidence]:
 def _hard_e(findings: Findings) -> Iterator[Evidence]:
     """Against the best other model of Table 4 on each task, by its mean."""
     models = EXPERIMENTS["table4"].models_at(findings.preset)
-    candidate = Model("smgk", 1, e_step="hard")
+    candidate = ModelSpec("smgk", 1, e_step="hard")
     found = {}
     for task in LRA:
         means = {
@@ -131,7 +131,7 @@ def _cheapest(findings: Findings) -> Iterator[Evidence]:
     """Of the models of Table 4, smgk with a hard E-step has the fewest parameters, and none has fewer FLOPs."""
     models = EXPERIMENTS["table4"].models_at("paper")
     sizes = {model: sizes_of_paper(model) for model in models}
-    hard = Model("smgk", 1, e_step="hard")
+    hard = ModelSpec("smgk", 1, e_step="hard")
     for what, count in (("parameters", cost_model.model_parameters), ("training FLOPs", cost_model.training_flops)):
         values = {model: count(size).value for model, size in sizes.items()}
         is_least = values[hard] == min(values.values())
@@ -151,7 +151,7 @@ def _throughout(findings: Findings) -> Iterator[Evidence]:
             yield _curves(findings, task, model, model.baseline(2))
 
 
-def _curves(findings: Findings, task: str, candidate: Model, baseline: Model) -> Evidence:
+def _curves(findings: Findings, task: str, candidate: ModelSpec, baseline: ModelSpec) -> Evidence:
     names = f"{candidate.title} against {baseline.title}"
     ours, theirs = (_by_seed(findings.measured.of(task, model)) for model in (candidate, baseline))
     seeds = sorted(ours.keys() & theirs.keys())
@@ -169,9 +169,9 @@ def _curves(findings: Findings, task: str, candidate: Model, baseline: Model) ->
     )
 
 
-def _by_seed(records: Sequence[Record]) -> dict[int, dict[float, float]]:
+def _by_seed(records: Sequence[TrialResult]) -> dict[int, dict[float, float]]:
     """The curve of the metric that is looked at, by seed."""
-    return {record.cell.seed: dict(record.validation) for record in records}
+    return {record.trial.seed: dict(record.validation) for record in records}
 
 
 def _ranks(experiment_id: str) -> Rule:
@@ -185,7 +185,7 @@ def _ranks(experiment_id: str) -> Rule:
     return rule
 
 
-def _rank_evidence(findings: Findings, task: str, candidate: Model, baseline: Model) -> Evidence:
+def _rank_evidence(findings: Findings, task: str, candidate: ModelSpec, baseline: ModelSpec) -> Evidence:
     names = f"{candidate.title} against {baseline.title}"
     pairs = _seen_in_both(findings, task, candidate, baseline)
     if not pairs:
@@ -204,16 +204,18 @@ def _rank_evidence(findings: Findings, task: str, candidate: Model, baseline: Mo
     return Evidence(judge(interval), sentence, interval)
 
 
-def _seen_in_both(findings: Findings, task: str, candidate: Model, baseline: Model) -> list[tuple[Inside, Inside]]:
+def _seen_in_both(
+    findings: Findings, task: str, candidate: ModelSpec, baseline: ModelSpec
+) -> list[tuple[ModelAnalysis, ModelAnalysis]]:
     """What is seen in both models, of the seeds that both have."""
     ours, theirs = (
-        {inside.cell.seed: inside for inside in findings.inside.get((task, model), ())}
+        {inside.trial.seed: inside for inside in findings.inside.get((task, model), ())}
         for model in (candidate, baseline)
     )
     return [(ours[seed], theirs[seed]) for seed in sorted(ours.keys() & theirs.keys())]
 
 
-def _how_many(pairs: Sequence[tuple[Inside, Inside]]) -> str:
+def _how_many(pairs: Sequence[tuple[ModelAnalysis, ModelAnalysis]]) -> str:
     return "one model of each" if len(pairs) == 1 else f"{len(pairs)} seeds"
 
 
@@ -247,7 +249,7 @@ def _costs(*attentions: str) -> Rule:
             for what, count in (("parameters", cost_model.model_parameters), ("FLOPs", cost_model.forward_flops)):
                 saved, shares = [], []
                 for heads in reversed(HALVED):
-                    model = Model(attention, heads)
+                    model = ModelSpec(attention, heads)
                     mine = count(sizes_of_paper(model)).value
                     theirs = count(sizes_of_paper(model.baseline(2 * heads))).value
                     saved.append(theirs - mine)
@@ -262,9 +264,9 @@ def _costs(*attentions: str) -> Rule:
 
 
 def _techniques(findings: Findings) -> Iterator[Evidence]:
-    names = {name: Model("mgk", 1, **options) for name, options in TECHNIQUES.items() if name != "smgk"}
+    names = {name: ModelSpec("mgk", 1, **options) for name, options in TECHNIQUES.items() if name != "smgk"}
     for heads in HALVED:
-        smgk = cost_model.model_parameters(sizes_of_paper(Model("smgk", heads))).value
+        smgk = cost_model.model_parameters(sizes_of_paper(ModelSpec("smgk", heads))).value
         others = [
             cost_model.model_parameters(sizes_of_paper(replace(model, heads=heads))).value for model in names.values()
         ]

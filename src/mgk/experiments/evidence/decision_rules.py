@@ -23,8 +23,8 @@ from typing import Literal, get_args
 
 from mgk.analysis.confidence_intervals import Interval
 from mgk.experiments.evidence.effects import Measured
-from mgk.experiments.model_analysis import Inside
-from mgk.experiments.trials import Model
+from mgk.experiments.model_analysis import ModelAnalysis
+from mgk.experiments.trials import ModelSpec
 
 Word = Literal["confirmed", "not seen at this scale", "contradicted", "not measured"]
 CONFIRMED, NOT_SEEN, CONTRADICTED, NOT_MEASURED = get_args(Word)
@@ -60,14 +60,14 @@ class Findings:
     """All that verdicts are made from.
 
     Attributes:
-        preset: of the cells.
+        preset: of the trials.
         measured: their records.
         inside: what is seen in models, by task and model; a model of each seed that was looked into.
     """
 
     preset: str
     measured: Measured
-    inside: Mapping[tuple[str, Model], tuple[Inside, ...]]
+    inside: Mapping[tuple[str, ModelSpec], tuple[ModelAnalysis, ...]]
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Claim:
         id: a name.
         text: what is claimed.
         where: it stands in the paper.
-        experiments: whose cells test it.
+        experiments: whose trials test it.
         rule: that its verdict follows from.
     """
 

@@ -7,8 +7,8 @@ from math import inf, isfinite, sqrt
 from statistics import fmean, stdev
 
 from mgk.analysis.confidence_intervals import Interval, paired_difference, student_interval
-from mgk.experiments.result_store import Record
-from mgk.experiments.trials import Model
+from mgk.experiments.result_store import TrialResult
+from mgk.experiments.trials import ModelSpec
 
 
 @dataclass(frozen=True)
@@ -27,24 +27,24 @@ class Difference:
 class Measured:
     """The records of a preset, by task, model and seed."""
 
-    def __init__(self, records: Sequence[Record]) -> None:
-        self._cells: dict[tuple[str, Model], dict[int, Record]] = {}
+    def __init__(self, records: Sequence[TrialResult]) -> None:
+        self._trials: dict[tuple[str, ModelSpec], dict[int, TrialResult]] = {}
         for record in records:
-            self._cells.setdefault((record.cell.task, record.cell.model), {})[record.cell.seed] = record
+            self._trials.setdefault((record.trial.task, record.trial.model), {})[record.trial.seed] = record
 
-    def of(self, task: str, model: Model) -> list[Record]:
+    def of(self, task: str, model: ModelSpec) -> list[TrialResult]:
         """The records of a model on a task, by seed."""
-        return [record for _, record in sorted(self._cells.get((task, model), {}).items())]
+        return [record for _, record in sorted(self._trials.get((task, model), {}).items())]
 
     @property
     def tasks(self) -> list[str]:
         """That there are records of."""
-        return sorted({task for task, _ in self._cells})
+        return sorted({task for task, _ in self._trials})
 
-    def difference(self, task: str, candidate: Model, baseline: Model) -> Difference | None:
+    def difference(self, task: str, candidate: ModelSpec, baseline: ModelSpec) -> Difference | None:
         """How much better the candidate is, over the seeds that both have; None where there is none."""
         ours, theirs = (
-            {record.cell.seed: record for record in self.of(task, model)} for model in (candidate, baseline)
+            {record.trial.seed: record for record in self.of(task, model)} for model in (candidate, baseline)
         )
         seeds = sorted(ours.keys() & theirs.keys())
         if not seeds:
@@ -88,7 +88,7 @@ def between_samples(candidate: Sequence[float], baseline: Sequence[float]) -> In
     return Interval(estimate, estimate - reach, estimate + reach)
 
 
-def has_learned(records: Sequence[Record]) -> bool:
+def has_learned(records: Sequence[TrialResult]) -> bool:
     """Whether models are better than answering without looking: beyond 1.96 standard errors of that accuracy."""
     chance, mean = records[0].data.chance, fmean(record.test for record in records)
     if records[0].summary.metric != "accuracy":
@@ -97,7 +97,9 @@ def has_learned(records: Sequence[Record]) -> bool:
     return mean > 100 * (chance + 1.96 * error)
 
 
-def pooled(measured: Measured, tasks: Sequence[str], candidate: Model, baseline: Model) -> Mapping[str, Difference]:
+def pooled(
+    measured: Measured, tasks: Sequence[str], candidate: ModelSpec, baseline: ModelSpec
+) -> Mapping[str, Difference]:
     """The difference on every task that both were measured on."""
     found = {task: measured.difference(task, candidate, baseline) for task in tasks}
     return {task: difference for task, difference in found.items() if difference is not None}

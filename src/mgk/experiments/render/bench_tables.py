@@ -109,10 +109,10 @@ def _memory(bench: Bench, file: str) -> str:
     """Megabytes beside the inputs, a row a length."""
     rows = [row for row in bench["kernels"]["rows"] if row["experiment"] == "length" and row["passes"] == _PASSES[1]]
     lengths = sorted({row["N"] for row in rows})
-    cells = [
+    trials = [
         [f"N={n:,}", *(_number(rows, "peak_extra_mb", 0, N=n, alternative=model) for model in _MODELS)] for n in lengths
     ]
-    return f"From `{file}`:\n\n{markdown_table(['MB', *_MODELS], cells)}"
+    return f"From `{file}`:\n\n{markdown_table(['MB', *_MODELS], trials)}"
 
 
 def _against_the_usual(bench: Bench, file: str) -> str:
@@ -184,12 +184,12 @@ def _generate(bench: Bench, file: str) -> str:
 def _train(bench: Bench, file: str) -> str:
     """The ratio of a step, a row a task and model, a column a number of heads."""
     steps, settings = bench["train"]["steps"], bench["train"]["settings"]
-    cells = [
+    trials = [
         [f"{_TASKS.get(shape, shape)}, {model}", *(_step(steps, shape, model, heads) for heads in settings["heads"])]
         for shape in settings["shapes"]
         for model in ("mgk", "smgk", "mlk")
     ]
-    table = markdown_table(["", *(f"h={heads}" for heads in settings["heads"])], cells)
+    table = markdown_table(["", *(f"h={heads}" for heads in settings["heads"])], trials)
     added = [100 * (row["ratio"] - 1) for row in bench["train"]["trainer"]]
     trainer = f"Hugging Face's `Trainer` adds {min(added):.0f} to {max(added):.0f}% to a bare loop of the same step."
     return f"From `{file}`:\n\n{table}\n\n{trainer}"
@@ -246,11 +246,11 @@ def _machine(report: Row) -> str:
 
 
 def _ratios(rows: Sequence[Row], columns: Mapping[str, Row]) -> str:
-    cells = [
+    trials = [
         [model, *(_number(rows, "ratio", alternative=model, **wanted) for wanted in columns.values())]
         for model in _MODELS
     ]
-    return markdown_table(["", *columns], cells)
+    return markdown_table(["", *columns], trials)
 
 
 def _step(steps: Sequence[Row], shape: str, model: str, heads: int) -> str:

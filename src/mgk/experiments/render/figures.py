@@ -18,13 +18,13 @@ from mgk.experiments.compare.result import Curve
 from mgk.experiments.evidence.claims import TECHNIQUES
 from mgk.experiments.evidence.decision_rules import Findings
 from mgk.experiments.evidence.effects import Measured
-from mgk.experiments.model_analysis import Inside
+from mgk.experiments.model_analysis import ModelAnalysis
 from mgk.experiments.render.charts import Series
 from mgk.experiments.render.numbers import percent
 from mgk.experiments.reproduce.paper_costs import HALVED, sizes_of_paper
 from mgk.experiments.reproduce.registry import Experiment
-from mgk.experiments.result_store import Record
-from mgk.experiments.trials import Model
+from mgk.experiments.result_store import TrialResult
+from mgk.experiments.trials import ModelSpec
 
 _BINS = 20
 # Points of a training curve that are averaged into one.
@@ -97,7 +97,7 @@ class Figure:
     Attributes:
         id: of the experiment.
         title: of it.
-        preset: of the cells.
+        preset: of the trials.
         caption: what is seen and where it comes from.
         panels: side by side.
         command: that makes it.
@@ -233,7 +233,7 @@ def _only_ranks(experiment: Experiment, findings: Findings) -> _Made:
     return _rank_caption(seen), panels
 
 
-def _rank_caption(seen: Mapping[Model, Inside]) -> str:
+def _rank_caption(seen: Mapping[ModelSpec, ModelAnalysis]) -> str:
     counts = sorted({len(inside.ranks[0].ranks) for inside in seen.values()})
     parts = []
     for model, inside in seen.items():
@@ -253,12 +253,14 @@ def _heads_and_costs(experiment: Experiment, findings: Findings) -> _Made:
         for what, count in (("FLOPs", cost_model.forward_flops), ("parameters", cost_model.model_parameters)):
             quantities: dict[str, list[tuple[int, Quantity]]] = {}
             for heads in reversed(HALVED):
-                quantities.setdefault(single, []).append((2 * heads, count(sizes_of_paper(Model(single, 2 * heads)))))
+                quantities.setdefault(single, []).append(
+                    (2 * heads, count(sizes_of_paper(ModelSpec(single, 2 * heads))))
+                )
                 for name in mixtures:
-                    entry = (2 * heads, count(sizes_of_paper(Model(name, heads))))
+                    entry = (2 * heads, count(sizes_of_paper(ModelSpec(name, heads))))
                     quantities.setdefault(f"{name}, half the heads", []).append(entry)
                 if (single, what) == ("softmax", "FLOPs"):
-                    entry = (2 * heads, count(sizes_of_paper(Model("smgk", heads), formulation="plain")))
+                    entry = (2 * heads, count(sizes_of_paper(ModelSpec("smgk", heads), formulation="plain")))
                     quantities.setdefault("smgk as Eq. 9 is written, half the heads", []).append(entry)
             panels.append(_costs(f"{single} and its mixtures", "heads of the baseline", what, quantities))
     return f"{_COSTS} Mixtures have half the heads that the axis says.", panels
@@ -274,7 +276,7 @@ def _techniques(experiment: Experiment, findings: Findings) -> _Made:
     ):
         quantities = {
             name: [
-                (heads, count(sizes_of_paper(Model(name.partition(" ")[0], heads, **options))))
+                (heads, count(sizes_of_paper(ModelSpec(name.partition(" ")[0], heads, **options))))
                 for heads in reversed(HALVED)
             ]
             for name, options in TECHNIQUES.items()
@@ -308,17 +310,17 @@ _MAKERS: Mapping[str, Callable[[Experiment, Findings], _Made]] = {
 }
 
 
-def _families(experiment: Experiment, preset: str) -> list[tuple[str, list[Model]]]:
+def _families(experiment: Experiment, preset: str) -> list[tuple[str, list[ModelSpec]]]:
     models = experiment.models_at(preset)
     linear = [model for model in models if model.attention in ("linear", "mlk", "smlk")]
     return [("softmax and mgk", [model for model in models if model not in linear]), ("linear and mlk", linear)]
 
 
-def _found(measured: Measured, task: str, models: Sequence[Model]) -> dict[Model, list[Record]]:
+def _found(measured: Measured, task: str, models: Sequence[ModelSpec]) -> dict[ModelSpec, list[TrialResult]]:
     return {model: records for model in models if (records := measured.of(task, model))}
 
 
-def _seen(experiment: Experiment, findings: Findings) -> dict[Model, Inside]:
+def _seen(experiment: Experiment, findings: Findings) -> dict[ModelSpec, ModelAnalysis]:
     """All models of the experiment, of their first seed, or nothing."""
     (task,) = experiment.tasks_at(findings.preset)
     models = experiment.models_at(findings.preset)
@@ -330,11 +332,11 @@ def _some(series: Sequence[Series]) -> tuple[Series, ...]:
     return tuple(curve for curve in series if curve.points)
 
 
-def _in_per_cent(record: Record) -> Curve:
+def _in_per_cent(record: TrialResult) -> Curve:
     return tuple((step, 100 * value) for step, value in record.validation)
 
 
-def _settled(record: Record) -> Curve:
+def _settled(record: TrialResult) -> Curve:
     start = record.recipe.training.max_steps / 10
     return tuple((step, value) for step, value in record.validation if step > start) or record.validation
 

@@ -102,8 +102,8 @@ def _measured(outputs: Outputs) -> str:
     if not outputs.records:
         return "Nothing has been measured yet."
     made_up = " on made-up data, which say nothing about the real tasks" if _is_made_up(outputs) else ""
-    cells = f"{len(outputs.records)} cells at preset `{outputs.findings.preset}`{made_up}, measured on:"
-    return "\n".join([cells, "", *(f"- {line}" for line in machines(outputs.records))])
+    trials = f"{len(outputs.records)} trials at preset `{outputs.findings.preset}`{made_up}, measured on:"
+    return "\n".join([trials, "", *(f"- {line}" for line in machines(outputs.records))])
 
 
 def _is_made_up(outputs: Outputs) -> bool:

@@ -11,8 +11,8 @@ from mgk.experiments.evidence.effects import Measured, has_learned, mean_of
 from mgk.experiments.render.numbers import short
 from mgk.experiments.reproduce.published import AVERAGE, EXTRA_TASKS, LRA, TABLES
 from mgk.experiments.reproduce.registry import Experiment
-from mgk.experiments.result_store import Record
-from mgk.experiments.trials import Model, changes
+from mgk.experiments.result_store import TrialResult
+from mgk.experiments.trials import ModelSpec, changes
 
 FORMAT = 1
 DASH = "–"
@@ -87,7 +87,7 @@ class Table:
     Attributes:
         id: of the experiment.
         title: of it.
-        preset: of the cells.
+        preset: of the trials.
         metric: "accuracy", in per cent, or "perplexity".
         columns: the keys of the entries: tasks, "average"; of language models "validation" and "test".
         labels: of the columns, which say what the data are.
@@ -149,9 +149,9 @@ def make_table(experiment: Experiment, preset: str, measured: Measured) -> Table
     )
 
 
-def machines(records: Sequence[Record]) -> tuple[str, ...]:
+def machines(records: Sequence[TrialResult]) -> tuple[str, ...]:
     """Where records were measured: a line for each machine, with its days and commits."""
-    found: dict[str, list[Record]] = {}
+    found: dict[str, list[TrialResult]] = {}
     for record in records:
         machine = record.machine
         name = f"{machine['processor']}, {machine['cores']} cores, torch {machine['torch']}, mgk {machine['mgk']}"
@@ -177,11 +177,11 @@ def text_rows(table: Table) -> list[list[str]]:
     """Every row as text: model, seeds, parameters, then ours and the paper's number of each column."""
     rows = []
     for row in table.rows:
-        cells = [row.model, row.seeds_text, _range(row.parameters, short)]
+        trials = [row.model, row.seeds_text, _range(row.parameters, short)]
         for column in table.columns:
             entry = row.entries[column]
-            cells += [entry.text, entry.paper_text] if has_paper(table, column) else [entry.text]
-        rows.append(cells)
+            trials += [entry.text, entry.paper_text] if has_paper(table, column) else [entry.text]
+        rows.append(trials)
     return rows
 
 
@@ -245,7 +245,12 @@ def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str
 
 
 def _row(
-    experiment: Experiment, preset: str, measured: Measured, model: Model, tasks: Sequence[str], columns: Sequence[str]
+    experiment: Experiment,
+    preset: str,
+    measured: Measured,
+    model: ModelSpec,
+    tasks: Sequence[str],
+    columns: Sequence[str],
 ) -> Row:
     published = experiment.published(model, preset)
     reference = experiment.reference(model, preset)
@@ -277,7 +282,7 @@ def _row(
     )
 
 
-def _difference(measured: Measured, task: str, model: Model, reference: Model) -> Interval | None:
+def _difference(measured: Measured, task: str, model: ModelSpec, reference: ModelSpec) -> Interval | None:
     """None where one was not measured, or neither has learned anything: what they answer alike says nothing."""
     found = measured.difference(task, model, reference)
     if found is None or not any(has_learned(measured.of(task, one)) for one in (model, reference)):
@@ -295,9 +300,9 @@ def _entry(values: Sequence[float], paper: float | None, difference: Interval | 
     )
 
 
-def _average(entries: Sequence[Entry], paper: float | None, records: Sequence[Sequence[Record]]) -> Entry:
+def _average(entries: Sequence[Entry], paper: float | None, records: Sequence[Sequence[TrialResult]]) -> Entry:
     """Over the paper's tasks, seed by seed; nothing where one of them is missing."""
-    by_seed = [{record.cell.seed: record.test for record in group} for group in records]
+    by_seed = [{record.trial.seed: record.test for record in group} for group in records]
     seeds = sorted(set.intersection(*(set(values) for values in by_seed)))
     means = [fmean(values[seed] for values in by_seed) for seed in seeds]
     parts = [entry.difference for entry in entries]
@@ -305,8 +310,8 @@ def _average(entries: Sequence[Entry], paper: float | None, records: Sequence[Se
     return _entry(means, paper, mean_of(known) if known and len(known) == len(parts) else None)
 
 
-def _labels(columns: Sequence[str], records: Sequence[Record]) -> dict[str, str]:
-    by_task = {record.cell.task: record.data.label for record in records}
+def _labels(columns: Sequence[str], records: Sequence[TrialResult]) -> dict[str, str]:
+    by_task = {record.trial.task: record.data.label for record in records}
     first = next(iter(by_task.values()))
     language = {"validation": f"{first}, validation", "test": f"{first}, test"}
     labels = {}
@@ -316,9 +321,9 @@ def _labels(columns: Sequence[str], records: Sequence[Record]) -> dict[str, str]
     return labels
 
 
-def _notes(experiment: Experiment, preset: str, records: Sequence[Record]) -> list[str]:
+def _notes(experiment: Experiment, preset: str, records: Sequence[TrialResult]) -> list[str]:
     notes = []
-    by_task = {record.cell.task: record for record in records}
+    by_task = {record.trial.task: record for record in records}
     if any(record.data.is_synthetic for record in records):
         notes.append("These are made-up data: they show that everything works and say nothing about the real tasks.")
     for task, record in by_task.items():
@@ -348,21 +353,21 @@ def _notes(experiment: Experiment, preset: str, records: Sequence[Record]) -> li
     elif not all(record.data.is_papers for record in records) and not experiment.is_ours:
         notes.append("The paper's numbers are of the full tasks and longer training: compare rows, not columns.")
     if any(_mixed(records, task) for task in by_task):
-        notes.append("Some cells of one column were trained by different recipes: do not compare them.")
+        notes.append("Some trials of one column were trained by different recipes: do not compare them.")
     return notes
 
 
-def _is_learned(records: Sequence[Record], task: str) -> bool:
+def _is_learned(records: Sequence[TrialResult], task: str) -> bool:
     """Whether some model of a column is better than answering without looking."""
-    by_model: dict[Model, list[Record]] = {}
+    by_model: dict[ModelSpec, list[TrialResult]] = {}
     for record in records:
-        if record.cell.task == task:
-            by_model.setdefault(record.cell.model, []).append(record)
+        if record.trial.task == task:
+            by_model.setdefault(record.trial.model, []).append(record)
     return any(has_learned(group) for group in by_model.values())
 
 
-def _mixed(records: Sequence[Record], task: str) -> bool:
-    first, *others = (record.recipe for record in records if record.cell.task == task)
+def _mixed(records: Sequence[TrialResult], task: str) -> bool:
+    first, *others = (record.recipe for record in records if record.trial.task == task)
     return any(not path.startswith("model.") and path != "seed" for other in others for path in changes(first, other))
 
 

@@ -15,10 +15,10 @@ from mgk.analysis.redundancy import redundancy
 from mgk.data.datasets import load_tokens
 from mgk.data.manifest import read_record as read_sources
 from mgk.experiments.inspect_runs import averaged, chance_level, typical_example
-from mgk.experiments.model_analysis import Inside, LayerRanks, LayerUsage, side_of
+from mgk.experiments.model_analysis import LayerRanks, LayerUsage, ModelAnalysis, side_of
 from mgk.experiments.reproduce.published import LRA
-from mgk.experiments.result_store import DataNote, Record, thinned
-from mgk.experiments.trials import Cell, Model
+from mgk.experiments.result_store import DataNote, TrialResult, thinned
+from mgk.experiments.trials import ModelSpec, Trial
 from mgk.training.evaluation import load_model
 from mgk.training.metrics import read_metrics
 from mgk.training.recipe import Recipe, load_recipe, read_recipe
@@ -45,7 +45,7 @@ _TITLES = {
 OnStep = Callable[[int, int], None]
 
 
-def harvest(run: Path, *, command: str, jobs: int = 1, seconds: float = 0.0) -> Record:
+def collect_result(run: Path, *, command: str, jobs: int = 1, seconds: float = 0.0) -> TrialResult:
     """The record of a finished run.
 
     Args:
@@ -58,8 +58,8 @@ def harvest(run: Path, *, command: str, jobs: int = 1, seconds: float = 0.0) -> 
     environment = json.loads((run / ENVIRONMENT).read_bytes())
     session = environment["sessions"][-1]
     is_accuracy = summary.metric == "accuracy"
-    return Record(
-        cell=Cell(recipe.preset, recipe.task, Model.of_recipe(recipe), recipe.seed),
+    return TrialResult(
+        trial=Trial(recipe.preset, recipe.task, ModelSpec.of_recipe(recipe), recipe.seed),
         recipe=recipe.model_copy(update={"data": recipe.data.model_copy(update={"folder": None})}),
         summary=summary,
         data=note(recipe, open_data(recipe.data)),
@@ -75,9 +75,9 @@ def harvest(run: Path, *, command: str, jobs: int = 1, seconds: float = 0.0) -> 
     )
 
 
-def harvest_all(runs: Sequence[Path]) -> list[Record]:
+def collect_results(runs: Sequence[Path]) -> list[TrialResult]:
     """The records of finished runs; the command is the one that the run was started by."""
-    return [harvest(run, command=_command(run)) for run in runs]
+    return [collect_result(run, command=_command(run)) for run in runs]
 
 
 def _command(run: Path) -> str:
@@ -103,17 +103,19 @@ def note(recipe: Recipe, data: TaskData) -> DataNote:
     )
 
 
-def look_inside(cell: Cell, run: Path, *, matrices: int, on_step: OnStep = lambda done, total: None) -> Inside:
+def analyze_model(
+    trial: Trial, run: Path, *, matrices: int, on_step: OnStep = lambda done, total: None
+) -> ModelAnalysis:
     """Look into the model of a finished run.
 
     Args:
-        cell: that it is of.
+        trial: that it is of.
         run: its folder.
         matrices: of each layer, whose ranks are taken.
         on_step: called with how many examples of how many are done.
     """
     with quiet():
-        data = open_data(cell.recipe.data)
+        data = open_data(trial.recipe.data)
         model = load_model(run, data)
         test = data.split("test")
         number = typical_example(test)
@@ -121,14 +123,14 @@ def look_inside(cell: Cell, run: Path, *, matrices: int, on_step: OnStep = lambd
             number = min(1, count(test) - 1)  # the first segment begins the text: its maps are not typical
         (whole,) = attention_maps(model, [test[number]])
         side = side_of(whole.weights.shape[0] * whole.weights.shape[1])
-        sampled = rank_examples(data, ("test", cell.recipe.evaluation.split))
+        sampled = rank_examples(data, ("test", trial.recipe.evaluation.split))
         distributions = rank_distributions(model, sampled, count=matrices, on_step=on_step)
         places = np.linspace(0, count(test) - 1, min(EXAMPLES, count(test))).astype(int)
         examples = [test[int(place)] for place in places]
         alike = [redundancy(model, [example]).within_layers for example in examples]
-        usage = mixture_usage(model, examples) if cell.model.is_mixture else []
-    return Inside(
-        cell=cell,
+        usage = mixture_usage(model, examples) if trial.model.is_mixture else []
+    return ModelAnalysis(
+        trial=trial,
         tokens=whole.weights.shape[-1],
         maps=AttentionMaps(averaged(whole.weights, side), whole.layers, whole.heads),
         ranks=tuple(

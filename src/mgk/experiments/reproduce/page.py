@@ -8,7 +8,7 @@ from mgk.analysis.confidence_intervals import Interval
 from mgk.experiments.artifacts import Outputs
 from mgk.experiments.evidence.claims import CLAIMS, verdicts
 from mgk.experiments.evidence.decision_rules import CONFIRMED, CONTRADICTED, NOT_MEASURED, NOT_SEEN, Claim, Verdict
-from mgk.experiments.model_analysis import Inside
+from mgk.experiments.model_analysis import ModelAnalysis
 from mgk.experiments.render.charts import Bar, interval_chart, line_chart
 from mgk.experiments.render.figures import Figure, Lines, Maps
 from mgk.experiments.render.html import (
@@ -36,7 +36,7 @@ from mgk.experiments.render.tables import (
     text_rows,
 )
 from mgk.experiments.reproduce.registry import EXPERIMENTS
-from mgk.experiments.result_store import Record
+from mgk.experiments.result_store import TrialResult
 
 _SIGNS = {CONFIRMED: "✓", NOT_SEEN: "○", CONTRADICTED: "✗", NOT_MEASURED: "–"}
 
@@ -66,8 +66,8 @@ def reproduction_page(outputs: Outputs) -> str:
 def _opening(outputs: Outputs) -> list[str]:
     words = [verdict.word for verdict in verdicts(outputs.findings).values()]
     counts = ", ".join(f"{words.count(word)} {word}" for word in _SIGNS if word in words)
-    cells = f"{len(outputs.records)} cells (one model on one task with one seed)"
-    sentences = [f"Of {len(words)} claims of the paper: {counts}. Measured in {cells}."]
+    trials = f"{len(outputs.records)} trials (one model on one task with one seed)"
+    sentences = [f"Of {len(words)} claims of the paper: {counts}. Measured in {trials}."]
     if any(record.data.is_synthetic for record in outputs.records):
         sentences.append(
             "These are made-up data: they show that everything works and say nothing about the real tasks."
@@ -164,11 +164,11 @@ def _maps(panel: Maps) -> Markup:
     return grid(pictures, columns=heads)
 
 
-def _inside(models: Sequence[tuple[Inside, ...]]) -> list[Content]:
+def _inside(models: Sequence[tuple[ModelAnalysis, ...]]) -> list[Content]:
     """Of each model the seeds that were looked into, of which the components of the first are shown."""
     alike = [
         (
-            f"{seeds[0].cell.model.title} on {seeds[0].cell.task}",
+            f"{seeds[0].trial.model.title} on {seeds[0].trial.task}",
             ", ".join(f"{fmean(item.alike):.3f}" for item in seeds),
         )
         for seeds in models
@@ -186,7 +186,7 @@ def _inside(models: Sequence[tuple[Inside, ...]]) -> list[Content]:
         )
     usage = [
         (
-            f"{item.cell.model.title} on {item.cell.task}",
+            f"{item.trial.model.title} on {item.trial.task}",
             str(number),
             str(head + 1),
             ", ".join(f"{value:.2f}" for value in layer.prior[head]),
@@ -211,12 +211,12 @@ def _inside(models: Sequence[tuple[Inside, ...]]) -> list[Content]:
     return parts
 
 
-def _others(records: Sequence[Record]) -> Markup:
+def _others(records: Sequence[TrialResult]) -> Markup:
     rows = [
         (
-            record.cell.model.title,
+            record.trial.model.title,
             record.data.label,
-            str(record.cell.seed),
+            str(record.trial.seed),
             f"{record.summary.steps:,}",
             short(record.summary.parameters),
             f"{record.metric.removeprefix('test_').replace('_', ' ')} {record.test:.2f}",
@@ -234,19 +234,19 @@ def _origin(outputs: Outputs) -> list[Content]:
             code_block("mgk reproduce all"),
         ]
     hours = sum(record.seconds / record.jobs for record in records) / 3600
-    recipes = {record.cell.task: record for record in records}
+    recipes = {record.trial.task: record for record in records}
     return [
         facts(
             [
                 *(("machine", line) for line in machines(records)),
-                ("time", f"{hours:.1f} hours for all cells"),
+                ("time", f"{hours:.1f} hours for all trials"),
                 ("data", "; ".join(sorted({record.data.label for record in records}))),
             ]
         ),
         code_block(f"mgk reproduce all --preset {outputs.findings.preset}\nmgk report"),
         *(
             details(
-                f"The recipe of {record.data.label}, {record.cell.model.title}; the others differ in model and seed",
+                f"The recipe of {record.data.label}, {record.trial.model.title}; the others differ in model and seed",
                 code_block(record.recipe.to_yaml()),
             )
             for record in recipes.values()

@@ -3,7 +3,7 @@
 from typing import Any
 
 from mgk.analysis.cost_model import Formulation, Head, Sizes, Variant
-from mgk.experiments.trials import Model
+from mgk.experiments.trials import ModelSpec
 from mgk.training.recipe import Recipe, load_recipe
 
 # Heads of the mixtures; their baselines have twice as many.
@@ -53,7 +53,7 @@ def sizes_of(recipe: Recipe, *, batch: int = 1, length: int | None = None, **opt
     )
 
 
-def sizes_of_paper(model: Model, *, formulation: Formulation = "fused") -> Sizes:
+def sizes_of_paper(model: ModelSpec, *, formulation: Formulation = "fused") -> Sizes:
     """The sizes of a model of the paper on Retrieval, an example of two documents of 4,000 bytes."""
     recipe = load_recipe("retrieval", "paper", overrides=model.overrides)
     return sizes_of(recipe, formulation=formulation)

@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from typing import Literal
 
 from mgk.experiments.reproduce.published import EXTRA_TASKS, LRA, SEEDS, TABLES
-from mgk.experiments.trials import Cell, Model
+from mgk.experiments.trials import ModelSpec, Trial
 from mgk.training.errors import RecipeError
 from mgk.training.recipe import PRESETS
 
@@ -41,14 +41,14 @@ class Experiment:
     kind: Kind
     title: str
     claim: str
-    models: tuple[Model, ...] = ()
+    models: tuple[ModelSpec, ...] = ()
     tasks: tuple[str, ...] = LRA
     more_tasks: tuple[str, ...] = ()
     is_language: bool = False
     shrink: int | None = None
     is_ours: bool = False
 
-    def models_at(self, preset: str) -> tuple[Model, ...]:
+    def models_at(self, preset: str) -> tuple[ModelSpec, ...]:
         """The models at a preset."""
         if preset == "paper":
             return self.models
@@ -56,11 +56,11 @@ class Experiment:
             return tuple(model.scaled(1 / self.shrink) for model in self.models)
         return tuple(model for model in self.models if model.heads <= (1 if model.is_mixture else 2))
 
-    def published(self, model: Model, preset: str) -> Model:
+    def published(self, model: ModelSpec, preset: str) -> ModelSpec:
         """The model of the paper that stands for one at a preset."""
         return model if preset == "paper" or self.shrink is None else model.scaled(self.shrink)
 
-    def reference(self, model: Model, preset: str) -> Model | None:
+    def reference(self, model: ModelSpec, preset: str) -> ModelSpec | None:
         """What a model is compared to: the baseline with twice the heads, or with as many where that is all there is.
 
         In our own tables: the same model with the paper's setting; of feature maps, linear attention with the same map.
@@ -68,7 +68,7 @@ class Experiment:
         if not model.is_mixture:
             return None
         if self.is_ours:
-            plain = Model(model.attention, model.heads)
+            plain = ModelSpec(model.attention, model.heads)
             if self.id == "feature-maps":
                 return replace(model, attention=model.baseline(model.heads).attention)
             return plain if plain != model else None
@@ -89,10 +89,10 @@ class Experiment:
         """How many seeds: the preset's unless told; one where models are looked into, as in the paper."""
         return seeds or (1 if self.kind == "maps" else SEEDS_OF_PRESET[preset])
 
-    def cells(self, preset: str, *, seeds: int | None = None, tasks: Sequence[str] | None = None) -> list[Cell]:
-        """All cells, seed by seed, so that a first whole table is there early."""
+    def trials(self, preset: str, *, seeds: int | None = None, tasks: Sequence[str] | None = None) -> list[Trial]:
+        """All trials, seed by seed, so that a first whole table is there early."""
         return [
-            Cell(preset, task, model, seed)
+            Trial(preset, task, model, seed)
             for seed in range(self.seeds_at(preset, seeds))
             for task in self.tasks_at(preset, tasks)
             for model in self.models_at(preset)
@@ -108,9 +108,9 @@ class Experiment:
         return f"mgk reproduce {self.id}{options}"
 
 
-def _family(single: str, mixture: str, heads: Sequence[int]) -> tuple[Model, ...]:
+def _family(single: str, mixture: str, heads: Sequence[int]) -> tuple[ModelSpec, ...]:
     """A baseline with the most heads, then the mixture with each number of heads."""
-    return (Model(single, heads[0]), *(Model(mixture, number) for number in heads))
+    return (ModelSpec(single, heads[0]), *(ModelSpec(mixture, number) for number in heads))
 
 
 _EXPERIMENTS = (
@@ -220,7 +220,7 @@ _EXPERIMENTS = (
         kind="table",
         title="Ours: M = 1, 2, 3 and 4 components a key, one head",
         claim="How much does a component add, at fixed heads?",
-        models=tuple(Model(name, 1, mixtures=m) for name in ("mgk", "smgk") for m in (1, 2, 3, 4)),
+        models=tuple(ModelSpec(name, 1, mixtures=m) for name in ("mgk", "smgk") for m in (1, 2, 3, 4)),
         tasks=("listops",),
         more_tasks=("text", "retrieval", *EXTRA_TASKS),
         is_ours=True,
@@ -230,7 +230,7 @@ _EXPERIMENTS = (
         kind="table",
         title="Ours: constant, learned and M-step variances, one head",
         claim="The paper fixes the variance and leaves learning it as future work: does it help?",
-        models=tuple(Model(name, 1, variance=v) for name in ("mgk", "smgk") for v in ("constant", "learned", "em")),
+        models=tuple(ModelSpec(name, 1, variance=v) for name in ("mgk", "smgk") for v in ("constant", "learned", "em")),
         tasks=("listops",),
         more_tasks=("text", "retrieval", *EXTRA_TASKS),
         is_ours=True,
@@ -240,7 +240,7 @@ _EXPERIMENTS = (
         kind="table",
         title="Ours: mlk with the feature maps of linear attention, Performer and DPFP, one head",
         claim="The paper says that mixtures fit other linear attentions as well: do they?",
-        models=tuple(Model(name, 1, feature_map=f) for name in ("linear", "mlk") for f in ("elu", "favor", "dpfp")),
+        models=tuple(ModelSpec(name, 1, feature_map=f) for name in ("linear", "mlk") for f in ("elu", "favor", "dpfp")),
         tasks=("text",),
         more_tasks=("listops", "retrieval", *EXTRA_TASKS),
         is_ours=True,

@@ -1,6 +1,6 @@
-"""Runs the cells of tables and figures, each once, and writes what follows from them.
+"""Runs the trials of tables and figures, each once, and writes what follows from them.
 
-Each cell has a process of its own. A cell that is done is never run again, whichever experiment asks for it; one that
+Each trial has a process of its own. A trial that is done is never run again, whichever experiment asks for it; one that
 was interrupted goes on from its last checkpoint.
 """
 
@@ -22,19 +22,19 @@ from mgk._util.errors import Interrupted
 from mgk.data.errors import DataError
 from mgk.data.preparation import prepared
 from mgk.data.task_registry import find_task
-from mgk.experiments.artifacts import inside_path, read_inside, write_inside
-from mgk.experiments.model_analysis import Inside
+from mgk.experiments.artifacts import analysis_path, read_analysis, write_analysis
+from mgk.experiments.model_analysis import ModelAnalysis
 from mgk.experiments.reproduce.registry import Experiment
-from mgk.experiments.result_store import Record, Results
+from mgk.experiments.result_store import ResultStore, TrialResult
 from mgk.experiments.subprocess_runner import ProcessError, run_isolated
-from mgk.experiments.trials import Cell, changes
+from mgk.experiments.trials import Trial, changes
 from mgk.training.checkpoints import CHECKPOINTS
 from mgk.training.errors import TrainingError
 from mgk.training.recipe import Recipe, read_recipe
 from mgk.training.run_dir import BEST, RECIPE
 
 MATRICES = {"paper": 1000, "laptop": 1000, "smoke": 8}
-# Imported once, for all cells.
+# Imported once, for all trials.
 PRELOAD = ("mgk.experiments.reproduce.collect", "torch.utils.tensorboard")
 
 
@@ -43,32 +43,32 @@ class Plan:
     """What is to be done.
 
     Attributes:
-        cells: all of them, each once, in the order of the experiments.
+        trials: all of them, each once, in the order of the experiments.
         looks: those among them that a figure looks into.
-        commands: the command that makes each cell.
+        commands: the command that makes each trial.
         matrices: of a layer, whose ranks are taken.
     """
 
-    cells: tuple[Cell, ...]
-    looks: frozenset[Cell]
-    commands: Mapping[Cell, str]
+    trials: tuple[Trial, ...]
+    looks: frozenset[Trial]
+    commands: Mapping[Trial, str]
     matrices: int
 
-    def missing(self, results: Results, *, overwrite: bool = False) -> list[Cell]:
-        """The cells that are not done or not looked into, or, if those are to be replaced, of another recipe."""
+    def missing(self, results: ResultStore, *, overwrite: bool = False) -> list[Trial]:
+        """The trials that are not done or not looked into, or, if those are to be replaced, of another recipe."""
         return [
-            cell
-            for cell in self.cells
-            if not results.has(cell)
-            or (cell in self.looks and not inside_path(results, cell).is_file())
-            or (overwrite and _is_stale(cell, results))
+            trial
+            for trial in self.trials
+            if not results.has(trial)
+            or (trial in self.looks and not analysis_path(results, trial).is_file())
+            or (overwrite and _is_stale(trial, results))
         ]
 
 
-# Told of a cell: which part of it is done, from 0 to 1.
-OnProgress = Callable[[Cell, float], None]
-# Told of a cell that is finished.
-OnDone = Callable[[Cell, Record], None]
+# Told of a trial: which part of it is done, from 0 to 1.
+OnProgress = Callable[[Trial, float], None]
+# Told of a trial that is finished.
+OnDone = Callable[[Trial, TrialResult], None]
 
 
 def make_plan(
@@ -79,21 +79,21 @@ def make_plan(
     tasks: Sequence[str] | None = None,
     matrices: int | None = None,
 ) -> Plan:
-    """The cells of some experiments at a preset."""
-    commands: dict[Cell, str] = {}
+    """The trials of some experiments at a preset."""
+    commands: dict[Trial, str] = {}
     looks = set()
     for experiment in experiments:
-        for cell in experiment.cells(preset, seeds=seeds, tasks=tasks):
-            commands.setdefault(cell, experiment.command(preset, seeds=seeds, tasks=tasks))
+        for trial in experiment.trials(preset, seeds=seeds, tasks=tasks):
+            commands.setdefault(trial, experiment.command(preset, seeds=seeds, tasks=tasks))
             if experiment.kind == "maps":
-                looks.add(cell)
+                looks.add(trial)
     return Plan(tuple(commands), frozenset(looks), commands, matrices or MATRICES[preset])
 
 
-def check_data(cells: Sequence[Cell]) -> None:
+def check_data(trials: Sequence[Trial]) -> None:
     """Raise, before anything is trained, when data are absent that cannot be made on the way."""
     wrong = []
-    for recipe in {cell.task: cell.recipe for cell in cells}.values():
+    for recipe in {trial.task: trial.recipe for trial in trials}.values():
         if recipe.data.options or find_task(recipe.data.name).is_synthetic:
             continue
         try:
@@ -116,42 +116,42 @@ def runs_folder() -> Path:
 
 def run_plan(
     plan: Plan,
-    results: Results,
+    results: ResultStore,
     runs: Path,
     *,
     jobs: int = 1,
     overwrite: bool = False,
-    on_progress: OnProgress = lambda cell, part: None,
-    on_done: OnDone = lambda cell, record: None,
+    on_progress: OnProgress = lambda trial, part: None,
+    on_done: OnDone = lambda trial, record: None,
 ) -> None:
     """Run whatever is missing.
 
     Args:
-        plan: the cells.
-        results: where records go, each as soon as its cell is done.
+        plan: the trials.
+        results: where records go, each as soon as its trial is done.
         runs: the folder of the runs.
-        jobs: cells at once, the cores shared out among them.
-        overwrite: whether to run anew the cells that were measured by another recipe.
-        on_progress: told how far a cell is.
-        on_done: told of every cell that is finished now.
+        jobs: trials at once, the cores shared out among them.
+        overwrite: whether to run anew the trials that were measured by another recipe.
+        on_progress: told how far a trial is.
+        on_done: told of every trial that is finished now.
     """
     if not overwrite:
-        for cell in plan.cells:
-            results.check_same(cell)
+        for trial in plan.trials:
+            results.check_same(trial)
     threads = max(1, (os.cpu_count() or 1) // jobs) if jobs > 1 else None
     queue = plan.missing(results, overwrite=overwrite)[::-1]
     run = partial(_run, plan, results, runs, jobs, threads, on_progress)
     with ThreadPoolExecutor(jobs) as pool, _signals_passed_on() as is_stopped:
-        waiting: dict[Future[Record], Cell] = {}
+        waiting: dict[Future[TrialResult], Trial] = {}
         failed: BaseException | None = None
         while (queue and failed is None and not is_stopped.is_set()) or waiting:
             while queue and len(waiting) < jobs and failed is None and not is_stopped.is_set():
-                cell = queue.pop()
-                waiting[pool.submit(run, cell)] = cell
+                trial = queue.pop()
+                waiting[pool.submit(run, trial)] = trial
             for future in wait(waiting, timeout=0.2, return_when=FIRST_COMPLETED).done:
-                cell = waiting.pop(future)
+                trial = waiting.pop(future)
                 if (error := future.exception()) is None:
-                    on_done(cell, future.result())
+                    on_done(trial, future.result())
                 elif failed is None:
                     failed = error
         if is_stopped.is_set():
@@ -164,92 +164,92 @@ def run_plan(
 
 def _run(
     plan: Plan,
-    results: Results,
+    results: ResultStore,
     runs: Path,
     jobs: int,
     threads: int | None,
     on_progress: OnProgress,
-    cell: Cell,
-) -> Record:
-    """One cell, in a process of its own, with what a figure sees in it."""
-    folder = cell.place(runs)
-    looks = cell in plan.looks and read_inside(results, cell) is None
-    record = results.read(cell)
-    is_stale = record is not None and _is_stale(cell, results)
-    has_run = (folder / RECIPE).is_file() and not _differs(cell.recipe, folder)
+    trial: Trial,
+) -> TrialResult:
+    """One trial, in a process of its own, with what a figure sees in it."""
+    folder = trial.place(runs)
+    looks = trial in plan.looks and read_analysis(results, trial) is None
+    record = results.read(trial)
+    is_stale = record is not None and _is_stale(trial, results)
+    has_run = (folder / RECIPE).is_file() and not _differs(trial.recipe, folder)
     if record is None or is_stale or (looks and not has_run):
-        share = 0.9 if cell in plan.looks else 1.0
+        share = 0.9 if trial in plan.looks else 1.0
         record = run_isolated(
             _train,
-            cell,
+            trial,
             folder,
             has_run,
             threads,
             jobs,
-            plan.commands[cell],
-            on_message=lambda part: on_progress(cell, share * part),
+            plan.commands[trial],
+            on_message=lambda part: on_progress(trial, share * part),
             preload=PRELOAD,
         )
-        inside_path(results, cell).unlink(missing_ok=True)  # of another model than this one
+        analysis_path(results, trial).unlink(missing_ok=True)  # of another model than this one
         results.write(record)
-        looks = cell in plan.looks
+        looks = trial in plan.looks
     if looks:
         inside = run_isolated(
             _look,
-            cell,
+            trial,
             folder,
             plan.matrices,
             threads,
-            on_message=lambda part: on_progress(cell, 0.9 + 0.1 * part),
+            on_message=lambda part: on_progress(trial, 0.9 + 0.1 * part),
             preload=PRELOAD,
         )
-        write_inside(results, inside)
+        write_analysis(results, inside)
     for name in (CHECKPOINTS, BEST):  # large, and of no more use
         shutil.rmtree(folder / name, ignore_errors=True)
     return record
 
 
 def _train(
-    cell: Cell,
+    trial: Trial,
     folder: Path,
     is_resumed: bool,
     threads: int | None,
     jobs: int,
     command: str,
     send: Callable[[Any], None],
-) -> Record:
+) -> TrialResult:
     import torch
 
-    from mgk.experiments.reproduce.collect import harvest
+    from mgk.experiments.reproduce.collect import collect_result
     from mgk.training.run import train
 
     if threads is not None:
         torch.set_num_threads(threads)
     begin = time.perf_counter()
     train(
-        cell.recipe,
+        trial.recipe,
         folder,
         resume=is_resumed or not folder.exists(),
         overwrite=folder.exists() and not is_resumed,
         on_step=lambda done, total: send(done / total),
     )
-    return harvest(folder, command=command, jobs=jobs, seconds=time.perf_counter() - begin)
+    return collect_result(folder, command=command, jobs=jobs, seconds=time.perf_counter() - begin)
 
 
-def _look(cell: Cell, folder: Path, matrices: int, threads: int | None, send: Callable[[Any], None]) -> Inside:
+def _look(trial: Trial, folder: Path, matrices: int, threads: int | None, send: Callable[[Any], None]) -> ModelAnalysis:
     import torch
 
-    from mgk.experiments.reproduce.collect import look_inside
+    from mgk.experiments.reproduce.collect import analyze_model
 
     if threads is not None:
         torch.set_num_threads(threads)
-    return look_inside(cell, folder, matrices=matrices, on_step=lambda done, total: send(done / total))
+    return analyze_model(trial, folder, matrices=matrices, on_step=lambda done, total: send(done / total))
 
 
-def _is_stale(cell: Cell, results: Results) -> bool:
-    """Whether a cell was measured by another recipe than it has now."""
-    record = results.read(cell)
-    return record is not None and bool(changes(cell.recipe, record.recipe))
+def _is_stale(trial: Trial, results: ResultStore) -> bool:
+    """Whether a trial was measured by another recipe than it has now."""
+    record = results.read(trial)
+    return record is not None and bool(changes(trial.recipe, record.recipe))
 
 
 def _differs(recipe: Recipe, folder: Path) -> bool:
@@ -259,9 +259,9 @@ def _differs(recipe: Recipe, folder: Path) -> bool:
 
 @contextmanager
 def _signals_passed_on() -> Iterator[threading.Event]:
-    """While it is entered, Ctrl-C and SIGTERM tell all cells to save and end; the event tells that one came.
+    """While it is entered, Ctrl-C and SIGTERM tell all trials to save and end; the event tells that one came.
 
-    A terminal's Ctrl-C reaches the cells by itself as well; two within a second are one wish.
+    A terminal's Ctrl-C reaches the trials by itself as well; two within a second are one wish.
     """
     is_stopped = threading.Event()
 

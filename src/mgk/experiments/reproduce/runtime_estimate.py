@@ -1,4 +1,4 @@
-"""How long cells will take on this machine, before they start."""
+"""How long trials will take on this machine, before they start."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -8,12 +8,12 @@ from statistics import fmean, median
 from mgk.analysis import cost_model
 from mgk.analysis.cost_model import Sizes
 from mgk.experiments.reproduce.paper_costs import sizes_of
-from mgk.experiments.result_store import Record, Results
-from mgk.experiments.trials import Cell
+from mgk.experiments.result_store import ResultStore, TrialResult
+from mgk.experiments.trials import Trial
 from mgk.training.recipe import Recipe
 
-EARLIER = "from earlier cells of the same kind"
-BY_RATE = "from other cells' FLOP rates"
+EARLIER = "from earlier trials of the same kind"
+BY_RATE = "from other trials' FLOP rates"
 BY_FORMULA = "by the cost model and this machine's FLOP rate"
 
 # Of the FLOPs of a timed layer: examples and length that take a fraction of a second.
@@ -23,37 +23,37 @@ _LONGEST = 1024
 
 @dataclass(frozen=True)
 class Estimate:
-    """Of a cell: how long, and how that is known."""
+    """Of a trial: how long, and how that is known."""
 
     seconds: float
     how: str
 
 
-def estimate(cells: Sequence[Cell], results: Results) -> dict[Cell, Estimate]:
-    """The time that each cell takes, one at a time.
+def estimate(trials: Sequence[Trial], results: ResultStore) -> dict[Trial, Estimate]:
+    """The time that each trial takes, one at a time.
 
-    Known from cells of the same model and task on such a machine, whatever their seed; else from the FLOPs that the
-    cost model counts and the rate that other cells reached, of the task or else of the model, or else a layer of the
+    Known from trials of the same model and task on such a machine, whatever their seed; else from the FLOPs that the
+    cost model counts and the rate that other trials reached, of the task or else of the model, or else a layer of the
     model that is timed now. Inputs are taken at full length and splits as far as their sizes are known, so it is on
     the high side for texts.
     """
-    records = _records({cell.preset for cell in cells}, results)
+    records = _records({trial.preset for trial in trials}, results)
     found = {}
-    for cell in cells:
-        of_task = [record for record in records if record.cell.task == cell.task]
-        of_model = [record for record in records if record.cell.model == cell.model]
-        same = [record for record in of_task if record.cell.model == cell.model]
+    for trial in trials:
+        of_task = [record for record in records if record.trial.task == trial.task]
+        of_model = [record for record in records if record.trial.model == trial.model]
+        same = [record for record in of_task if record.trial.model == trial.model]
         if same:
-            found[cell] = Estimate(fmean(record.seconds / record.jobs for record in same), EARLIER)
+            found[trial] = Estimate(fmean(record.seconds / record.jobs for record in same), EARLIER)
         elif others := of_task or of_model:
             rate = median(total_flops(record.recipe) / (record.seconds / record.jobs) for record in others)
-            found[cell] = Estimate(total_flops(cell.recipe) / rate, BY_RATE)
+            found[trial] = Estimate(total_flops(trial.recipe) / rate, BY_RATE)
         else:
-            found[cell] = Estimate(total_flops(cell.recipe) / _rate(cell.recipe), BY_FORMULA)
+            found[trial] = Estimate(total_flops(trial.recipe) / _rate(trial.recipe), BY_FORMULA)
     return found
 
 
-def in_words(estimates: Mapping[Cell, Estimate]) -> str:
+def in_words(estimates: Mapping[Trial, Estimate]) -> str:
     """All together, and how that is known."""
     total = sum(item.seconds for item in estimates.values())
     ways = dict.fromkeys(item.how for item in estimates.values())
@@ -70,7 +70,7 @@ def duration(seconds: float) -> str:
 
 
 def total_flops(recipe: Recipe) -> float:
-    """Of a whole cell: training, looking at the validation split on the way, and the test."""
+    """Of a whole trial: training, looking at the validation split on the way, and the test."""
     training, evaluation = recipe.training, recipe.evaluation
     steps = cost_model.training_flops(replace(_sizes(recipe), batch=training.batch_size)).value * training.max_steps
     one = cost_model.forward_flops(_sizes(recipe)).value
@@ -96,7 +96,7 @@ def _examples(recipe: Recipe, split: str) -> int:
     return made if isinstance(made, int) else 2000
 
 
-def _records(presets: Iterable[str], results: Results) -> list[Record]:
+def _records(presets: Iterable[str], results: ResultStore) -> list[TrialResult]:
     """What was measured on a machine like this one."""
     found = [record for preset in presets for record in results.records(preset)]
     if not found:
