@@ -12,7 +12,7 @@ from pathlib import Path
 
 from mgk._util.files import write_json
 from mgk._util.machine import describe
-from mgk._util.progress import progress
+from mgk._util.progress import Progress
 from mgk.data import prepare
 
 
@@ -22,7 +22,7 @@ def main() -> int:
     parser.add_argument("--limit", type=float, default=600, help="in seconds (default: %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to this file too")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder, progress("data_listops") as on_step:
+    with tempfile.TemporaryDirectory() as folder, Progress("data_listops") as on_step:
         start = time.perf_counter()
         ready = prepare("listops", out=Path(folder), workers=options.workers, on_step=on_step)
         seconds = time.perf_counter() - start

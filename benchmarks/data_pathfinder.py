@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from mgk._util.files import write_json
 from mgk._util.machine import describe
-from mgk._util.progress import progress
+from mgk._util.progress import Progress
 from mgk.data import prepare
 from mgk.data.pathfinder import DIFFICULTIES, PICTURES_PER_BLOCK, draw
 
@@ -57,7 +57,7 @@ def main() -> int:
     parser.add_argument("--limit", type=float, default=600, help="in seconds (default: %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to this file too")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder, progress("data_pathfinder") as on_step:
+    with tempfile.TemporaryDirectory() as folder, Progress("data_pathfinder") as on_step:
         start = time.perf_counter()
         manifest = prepare("pathfinder", out=Path(folder), workers=options.workers, on_step=on_step).manifest
         seconds = time.perf_counter() - start

@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from made_up_results import MGK, SOFTMAX, inside, record, stored
 
 from mgk._util.machine import describe
+from mgk._util.progress import duration
 from mgk.experiments.artifacts import analysis_path, gather, presets_of, read_analysis, write_analysis, write_outputs
 from mgk.experiments.reproduce.registry import EXPERIMENTS
 from mgk.experiments.reproduce.run import make_plan
-from mgk.experiments.reproduce.runtime_estimate import BY_FORMULA, BY_RATE, EARLIER, duration, estimate, in_words
+from mgk.experiments.reproduce.runtime_estimate import BY_FORMULA, BY_RATE, EARLIER, estimate, in_words
 from mgk.experiments.result_store import ResultStore, TrialResult, compact_json, pack, thinned, unpack
 from mgk.experiments.trials import Trial
 from mgk.training.errors import RecipeError, TrainingError

@@ -1,44 +1,89 @@
-"""Progress of a long job on stderr: a bar on a terminal, now and then a plain line elsewhere."""
+"""Progress of a long job on stderr: a bar on a terminal, a line now and then elsewhere, with the time left."""
 
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from typing import Any, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, TextColumn
+from rich.progress import Progress as Bar
 
 OnStep = Callable[[int, int], None]
-# Between two plain lines: few enough for a log file, often enough to see that the job lives.
+# Between two lines where there is no terminal: few enough for a log file, often enough to see that the job lives.
 SECONDS_BETWEEN_LINES = 10.0
 
 
-@contextmanager
-def progress(label: str, *, is_shown: bool = True) -> Iterator[OnStep]:
-    """A function that takes how many steps of how many are done and shows it, with the time left."""
-    if not is_shown:
-        yield lambda done, total: None
-        return
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield _lines(label)
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(label, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+class Progress:
+    """Shows how much of a job is done; call it with ``(done, total)``, or :meth:`update` for more.
+
+    The time left follows from the work done since the first update, so that resumed jobs are estimated rightly.
+
+    Args:
+        label: what the job is.
+        is_shown: False shows nothing, for ranks other than the first.
+    """
+
+    def __init__(self, label: str, *, is_shown: bool = True) -> None:
+        self.label, self.is_shown = label, is_shown
+        console = Console(stderr=True)
+        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[details]}"))
+        self._bar = Bar(*columns, console=console, transient=True, disable=not (is_shown and console.is_terminal))
+        self._task = self._bar.add_task(label, total=None, details="")
+        self._created = self._last_line = time.monotonic()
+        self._begin: tuple[float, float] | None = None
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._bar.stop()
+
+    def __call__(self, done: float, total: float) -> None:
+        """``done`` of ``total`` steps are done."""
+        self.update(done, total)
+
+    def update(
+        self, done: float, total: float, *, details: str | None = None, label: str | None = None, now: bool = False
+    ) -> None:
+        """``done`` of ``total`` are done.
+
+        Args:
+            done: steps, or any other measure of work.
+            total: of the whole job.
+            details: shown in place of ``done`` and ``total``.
+            label: shown from now on in place of the job's.
+            now: print the line at once where there is no terminal.
+        """
+        self.label = label or self.label
+        if self._begin is None:  # a first call with more than one step is of a resumed job
+            self._begin = (0.0, self._created) if done <= 1 else (done, time.monotonic())
+        text = ", ".join(
+            filter(None, [f"{done:,.0f} of {total:,.0f}" if details is None else details, self._left(done, total)])
+        )
+        self._bar.update(self._task, description=self.label, completed=done, total=total, details=text)
+        is_due = now or done >= total or time.monotonic() - self._last_line >= SECONDS_BETWEEN_LINES
+        if self.is_shown and self._bar.disable and is_due:
+            self._last_line = time.monotonic()
+            print(f"{self.label}: {text}", file=sys.stderr, flush=True)
+
+    def note(self, text: str) -> None:
+        """A line of its own that stays."""
+        if self.is_shown:
+            self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def _left(self, done: float, total: float) -> str:
+        first, began = self._begin or (done, time.monotonic())
+        if done <= first or done >= total:
+            return ""
+        return f"{duration((time.monotonic() - began) / (done - first) * (total - done))} left"
 
 
-def _lines(label: str) -> OnStep:
-    start = last = time.monotonic()
-
-    def show(done: int, total: int) -> None:
-        nonlocal last
-        now = time.monotonic()
-        if done < total and now - last < SECONDS_BETWEEN_LINES:
-            return
-        last = now
-        left = (now - start) / done * (total - done)
-        print(f"{label}: {done} of {total}, {left:.0f} s left", file=sys.stderr, flush=True)
-
-    return show
+def duration(seconds: float) -> str:
+    """As people say it: ``45 s``, ``12 min``, ``3.5 h``, ``2.1 days``."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if seconds < 90 * 60:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 48 * 3600 else f"{seconds / 86400:,.1f} days"

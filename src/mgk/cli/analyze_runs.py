@@ -88,10 +88,10 @@ def ranks(
         data, model = _opened(run)
         examples = _split(data, split_)
 
-        from mgk._util.progress import progress
+        from mgk._util.progress import Progress
         from mgk.analysis.attention_rank import rank_distributions
 
-        with progress("ranks") as on_step:
+        with Progress("ranks") as on_step:
             found = rank_distributions(model, examples, count=count, threshold=threshold, seed=seed, on_step=on_step)
         rows = [
             [

@@ -94,10 +94,10 @@ def attention(
     )
     with cli_errors():
         # Imports torch, which takes a second or more: only once the options are known to be right.
-        from mgk._util.progress import progress
+        from mgk._util.progress import Progress
         from mgk.bench import attention as benchmark
 
-        with progress("bench attention") as on_step:
+        with Progress("bench attention") as on_step:
             report = benchmark.run(settings, on_step)
         _show(report)
         _write(report.to_json(), json)
@@ -154,10 +154,10 @@ def generate(
         rounds=rounds,
     )
     with cli_errors():
-        from mgk._util.progress import progress
+        from mgk._util.progress import Progress
         from mgk.bench import generate as benchmark
 
-        with progress("bench generate") as on_step:
+        with Progress("bench generate") as on_step:
             report = benchmark.run(settings, on_step)
         _show_generation(report)
         _write(report.to_json(), json)
@@ -208,10 +208,10 @@ def train(
         rounds=rounds,
     )
     with cli_errors():
-        from mgk._util.progress import progress
+        from mgk._util.progress import Progress
         from mgk.bench import train as benchmark
 
-        with progress("bench train") as on_step:
+        with Progress("bench train") as on_step:
             report = benchmark.run(settings, on_step)
         _show_training(report)
         _write(report.to_json(), json)

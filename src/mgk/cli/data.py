@@ -110,7 +110,7 @@ def prepare(
     test_percent: Annotated[int | None, typer.Option(min=1, help="plain: of the text.")] = None,
 ) -> None:
     """Make a data set ready: from its files, from the hub, or by generating it."""
-    from mgk._util.progress import progress
+    from mgk._util.progress import Progress
 
     values = {
         "seed": seed,
@@ -136,7 +136,7 @@ def prepare(
         if format == "tsv":
             _write_tsv(task, source, out, options, cores)
             return
-        with progress(f"prepare {task}") as on_step:
+        with Progress(f"prepare {task}") as on_step:
             if from_hub:
                 from mgk.data.hub import prepare_from_hub
 
@@ -154,7 +154,7 @@ def prepare(
 
 
 def _write_tsv(task: str, source: Path | None, out: Path | None, options: dict[str, Any], workers: int) -> None:
-    from mgk._util.progress import progress
+    from mgk._util.progress import Progress
     from mgk.data.listops import generate, read, write_official
     from mgk.data.preparation import checked_options
     from mgk.data.sources import Source
@@ -162,7 +162,7 @@ def _write_tsv(task: str, source: Path | None, out: Path | None, options: dict[s
     if task != "listops" or out is None:
         raise UsageError("--format tsv is for listops, with --out DIR")
     chosen = checked_options(find_task(task), source is not None, options)
-    with progress(f"prepare {task}") as on_step:
+    with Progress(f"prepare {task}") as on_step:
         write_official(read(Source(source)) if source else generate(chosen, workers, on_step), out)
     typer.echo(f"{out}: basic_train.tsv, basic_val.tsv, basic_test.tsv")
 

@@ -51,12 +51,12 @@ def evaluate(
         read_recipe(run / RECIPE)  # before torch is imported
 
         from mgk._util.files import write_json
-        from mgk._util.progress import progress
+        from mgk._util.progress import Progress
         from mgk.training.evaluation import evaluate as measure
         from mgk.training.run import quiet
 
         is_first = os.environ.get("RANK", "0") == "0"
-        with quiet(), progress(f"eval {split}", is_shown=is_first) as on_step:
+        with quiet(), Progress(f"eval {split}", is_shown=is_first) as on_step:
             found = measure(
                 run,
                 split=split,

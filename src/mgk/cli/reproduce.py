@@ -139,7 +139,7 @@ def _reproduce(
 
 
 def _show_trials(plan: "Plan", store: "ResultStore", estimates: dict["Trial", "Estimate"]) -> None:
-    from mgk.experiments.reproduce.runtime_estimate import duration
+    from mgk._util.progress import duration
 
     for trial in plan.trials:
         state = f"about {duration(estimates[trial].seconds)}" if trial in estimates else "done"
@@ -227,7 +227,7 @@ class _Progress:
         return sum(self.weights.get(trial, 0.0) * part for trial, part in self.parts.items())
 
     def _left(self) -> str:
-        from mgk.experiments.reproduce.runtime_estimate import duration
+        from mgk._util.progress import duration
 
         worked = sum(self.weights.get(trial, 0.0) * (part - self.before[trial]) for trial, part in self.parts.items())
         elapsed = time.monotonic() - self.start

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from statistics import fmean, median
 
+from mgk._util.progress import duration
 from mgk.analysis import cost_model
 from mgk.analysis.cost_model import Sizes
 from mgk.experiments.reproduce.paper_costs import sizes_of
@@ -58,15 +59,6 @@ def in_words(estimates: Mapping[Trial, Estimate]) -> str:
     total = sum(item.seconds for item in estimates.values())
     ways = dict.fromkeys(item.how for item in estimates.values())
     return f"about {duration(total)} ({'; '.join(ways)})"
-
-
-def duration(seconds: float) -> str:
-    """As people say it: ``45 s``, ``12 min``, ``3.5 h``, ``2.1 days``."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    if seconds < 90 * 60:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h" if seconds < 48 * 3600 else f"{seconds / 86400:,.1f} days"
 
 
 def total_flops(recipe: Recipe) -> float:
