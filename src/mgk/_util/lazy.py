@@ -1,5 +1,6 @@
 """Packages whose public names load on first use, so that importing one imports neither torch nor anything heavier."""
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
@@ -20,7 +21,9 @@ def lazy_exports(
 
     def load(name: str) -> Any:
         if name in home:
-            return getattr(import_module(home[name]), name)
+            value = getattr(import_module(home[name]), name)
+            setattr(sys.modules[package], name, value)  # the next access finds it there
+            return value
         if name in submodules:
             return import_module(f"{package}.{name}")
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
