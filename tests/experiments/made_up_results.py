@@ -8,7 +8,7 @@ from mgk.experiments.model_analysis import LayerRanks, LayerUsage, ModelAnalysis
 from mgk.experiments.reproduce.registry import EXPERIMENTS
 from mgk.experiments.result_store import DataNote, ResultStore, TrialResult
 from mgk.experiments.trials import ModelSpec, Trial
-from mgk.training.run_summary import RunSummary
+from mgk.training.run_dir import RunSummary
 
 EXAMPLES = 500
 LABELS = {

@@ -8,18 +8,12 @@ from statistics import NormalDist, fmean, stdev
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from mgk._util.interval import Interval as Interval
+from mgk._util.interval import wilson_interval as wilson_interval
+
 _Z95 = NormalDist().inv_cdf(0.975)
 # Student's t, 97.5%, by degrees of freedom.
 _T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
-
-
-@dataclass(frozen=True)
-class Interval:
-    """An estimate with its 95% interval."""
-
-    estimate: float
-    low: float
-    high: float
 
 
 @dataclass(frozen=True)
@@ -41,16 +35,6 @@ class PairedDifference:
     p_value: float
     examples: int
     seeds: int
-
-
-def wilson_interval(correct: int, total: int) -> Interval:
-    """The 95% interval of a proportion, (p + z^2/2n -+ z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n) (Wilson 1927)."""
-    if not 0 <= correct <= total or total == 0:
-        raise ValueError(f"correct must be from 0 to total, and total above 0, got {correct} of {total}")
-    p, z2 = correct / total, _Z95**2 / total
-    centre = (p + z2 / 2) / (1 + z2)
-    reach = _Z95 * sqrt(p * (1 - p) / total + z2 / (4 * total)) / (1 + z2)
-    return Interval(p, max(0.0, centre - reach), min(1.0, centre + reach))
 
 
 def student_interval(values: Sequence[float]) -> Interval:

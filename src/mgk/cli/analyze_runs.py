@@ -185,13 +185,10 @@ def _opened(run: Path) -> tuple["TaskData", "PreTrainedModel"]:
     if not (run / MODEL).is_dir():
         raise RecipeError(f"{run}: this run is not finished: go on with mgk train --resume --out {run}")
 
-    from mgk.training.evaluation import load_model
-    from mgk.training.run import quiet
-    from mgk.training.tasks import open_data
+    from mgk.training.tasks import load_model, open_data
 
-    with quiet():
-        data = open_data(recipe.data)
-        return data, load_model(run, data)
+    data = open_data(recipe.data)
+    return data, load_model(run, data.task)
 
 
 def _split(data: "TaskData", name: str) -> Any:

@@ -17,7 +17,7 @@ from mgk.experiments.model_spec import parse_contender
 if TYPE_CHECKING:
     from mgk.experiments.compare.result import Comparison
     from mgk.experiments.compare.run import Plan, Trial
-    from mgk.training.run_summary import RunSummary
+    from mgk.training.run_dir import RunSummary
 
 BASELINE, CANDIDATES = "softmax:2", "smgk:1,mgk:1"
 DEFAULT_OUT = Path("comparison")

@@ -25,8 +25,7 @@ from mgk.experiments.result_store import (
 from mgk.experiments.trials import Trial, changes
 from mgk.training.errors import TrainingError
 from mgk.training.recipe import PRESETS
-from mgk.training.run_dir import RECIPE
-from mgk.training.run_summary import SUMMARY
+from mgk.training.run_dir import RECIPE, SUMMARY
 
 CLAIMS = "claims.json"
 _INSIDE = "inside"

@@ -19,7 +19,7 @@ from mgk.experiments.compare.result import Curve
 from mgk.experiments.trials import ModelSpec, Trial, changes
 from mgk.training.errors import RecipeError, TrainingError
 from mgk.training.recipe import Recipe
-from mgk.training.run_summary import RunSummary
+from mgk.training.run_dir import RunSummary
 
 FORMAT = 1
 TRIALS, FIGURES, TABLES = "trials", "figures", "tables"

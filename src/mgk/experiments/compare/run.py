@@ -23,8 +23,7 @@ from mgk.experiments.model_spec import Contender
 from mgk.experiments.subprocess_runner import ProcessError, run_isolated
 from mgk.training.errors import RecipeError, TrainingError
 from mgk.training.recipe import Recipe, differences, load_recipe, read_recipe
-from mgk.training.run_dir import RECIPE
-from mgk.training.run_summary import SUMMARY, RunSummary, read_correct, read_summary
+from mgk.training.run_dir import RECIPE, SUMMARY, RunSummary, read_correct, read_metrics, read_summary
 
 COMPARISON = "comparison.json"
 PAGE = "comparison.html"
@@ -249,8 +248,6 @@ def _look(plan: Plan, send: Callable[[Any], None]) -> Look:
 
 
 def _result(trials: Sequence[Trial], baseline: Sequence[Trial], look: Look) -> Result:
-    from mgk.training.metrics import read_metrics
-
     summaries = [read_summary(trial.folder) for trial in trials]
     metric = summaries[0].metric
     values = tuple(summary.metrics[f"test_{metric}"] for summary in summaries)

@@ -19,13 +19,9 @@ from mgk.experiments.model_analysis import LayerRanks, LayerUsage, ModelAnalysis
 from mgk.experiments.reproduce.published import LRA
 from mgk.experiments.result_store import DataNote, TrialResult, thinned
 from mgk.experiments.trials import ModelSpec, Trial
-from mgk.training.evaluation import load_model
-from mgk.training.metrics import read_metrics
 from mgk.training.recipe import Recipe, load_recipe, read_recipe
-from mgk.training.run import quiet
-from mgk.training.run_dir import ENVIRONMENT, RECIPE
-from mgk.training.run_summary import read_correct, read_summary
-from mgk.training.tasks import Batch, TaskData, count, open_data
+from mgk.training.run_dir import ENVIRONMENT, RECIPE, read_correct, read_metrics, read_summary
+from mgk.training.tasks import Batch, TaskData, count, load_model, open_data, quiet
 
 # Training pairs of the ACL Anthology Network in LRA's release.
 AAN_PAIRS = 147_086
@@ -116,7 +112,7 @@ def analyze_model(
     """
     with quiet():
         data = open_data(trial.recipe.data)
-        model = load_model(run, data)
+        model = load_model(run, data.task)
         test = data.split("test")
         number = typical_example(test)
         if data.is_language:

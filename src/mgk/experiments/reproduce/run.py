@@ -28,10 +28,9 @@ from mgk.experiments.reproduce.registry import Experiment
 from mgk.experiments.result_store import ResultStore, TrialResult
 from mgk.experiments.subprocess_runner import ProcessError, run_isolated
 from mgk.experiments.trials import Trial, changes
-from mgk.training.checkpoints import CHECKPOINTS
 from mgk.training.errors import TrainingError
 from mgk.training.recipe import Recipe, read_recipe
-from mgk.training.run_dir import BEST, RECIPE
+from mgk.training.run_dir import BEST, CHECKPOINTS, RECIPE
 
 MATRICES = {"paper": 1000, "laptop": 1000, "smoke": 8}
 # Imported once, for all trials.
