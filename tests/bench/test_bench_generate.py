@@ -12,20 +12,9 @@ from mgk.bench.registry import GENERATE_VARIANTS as VARIANTS
 from mgk.bench.registry import GenerateSettings
 from mgk.bench.runner import BenchError, run
 
-SMALL = GenerateSettings(
-    batch=2,
-    prompt=12,
-    tokens=4,
-    layers=2,
-    width=32,
-    head_dim=8,
-    heads=2,
-    vocab_size=20,
-    variants=VARIANTS,
-    positions=(5, 9),
-    position_tokens=2,
-    rounds=2,
-)
+MODEL = {"layers": 2, "width": 32, "head_dim": 8, "heads": 2, "vocab_size": 20}
+TEXT = {"batch": 2, "prompt": 12, "tokens": 4, "positions": (5, 9), "position_tokens": 2}
+SMALL = GenerateSettings(**MODEL, **TEXT, variants=VARIANTS, rounds=2)
 
 
 @pytest.fixture(scope="module")

@@ -33,7 +33,17 @@ TASK_LENGTHS = {"listops": 2000, "text": 4000}
 def option(
     default: Any, text: str, *, least: float | None = None, most: float | None = None, choices: Sequence[str] = ()
 ) -> Any:
-    """A field of a settings class that is an option of the command line; ``...`` as default makes it required."""
+    """A field of a settings class that is an option of the command line.
+
+    Args:
+        default: its value if not given; ``...`` makes it required.
+        text: its help.
+        least: the smallest value of a number; if not given 0 for a float and 1 for an int.
+        most: the largest value of a number.
+        choices: allowed values, of each item of a tuple.
+    """
+    if least is None:
+        least = 0 if isinstance(default, float) else 1
     metadata = {"help": text, "min": least, "max": most, "choices": tuple(choices)}
     return field(metadata=metadata) if default is ... else field(default=default, metadata=metadata)
 
@@ -47,14 +57,14 @@ class Settings:
 class ThreadSettings(Settings):
     """Options of a benchmark that computes with torch."""
 
-    threads: int | None = option(None, "CPU threads; torch's default if not given.", least=1)
+    threads: int | None = option(None, "CPU threads; torch's default if not given.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TimedSettings(ThreadSettings):
     """Options of a benchmark that times alternatives side by side."""
 
-    rounds: int = option(5, "How often each alternative is timed.", least=1)
+    rounds: int = option(5, "How often each alternative is timed.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,11 +78,11 @@ class DeviceSettings(TimedSettings):
 class AttentionShape(Settings):
     """The sizes of one call of attention."""
 
-    batch: int = option(2, "B.", least=1)
-    heads: int = option(4, "H, heads of every variant; the softmax baseline has 2H.", least=1)
-    length: int = option(2048, "N, number of queries and of keys.", least=1)
-    head_dim: int = option(32, "D, width of queries, keys and values.", least=1)
-    mixtures: int = option(DEFAULT_NUM_MIXTURES, "M, Gaussians per key.", least=1)
+    batch: int = option(2, "B.")
+    heads: int = option(4, "H, heads of every variant; the softmax baseline has 2H.")
+    length: int = option(2048, "N, number of queries and of keys.")
+    head_dim: int = option(32, "D, width of queries, keys and values.")
+    mixtures: int = option(DEFAULT_NUM_MIXTURES, "M, Gaussians per key.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +97,7 @@ class AttentionSettings(DeviceSettings, AttentionShape):
     )
     passes: tuple[Passes, ...] = option(PASSES, "Passes to measure.", choices=PASSES)
     memory: bool = option(True, "Whether to measure peak memory too.")
-    memory_limit_gb: float = option(8.0, "In 10^9 bytes: 'reference' is skipped where it needs more.", least=0)
+    memory_limit_gb: float = option(8.0, "In 10^9 bytes: 'reference' is skipped where it needs more.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,47 +114,47 @@ class KernelsSettings(ThreadSettings):
 class RooflineSettings(TimedSettings, AttentionShape):
     """The forward of mgk and smgk by parts: matrix products, exponentials, rest; beside what the machine can do."""
 
-    rounds: int = option(15, "How often each alternative is timed.", least=1)
-    matrix: int = option(2048, "Rows and columns of the large square matrices.", least=1)
+    rounds: int = option(15, "How often each alternative is timed.")
+    matrix: int = option(2048, "Rows and columns of the large square matrices.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class MemorySettings(ThreadSettings, AttentionShape):
     """Peak extra memory of one long forward and backward of mgk by the blockwise backend, against a limit."""
 
-    batch: int = option(1, "B.", least=1)
-    heads: int = option(1, "H.", least=1)
-    length: int = option(32768, "N.", least=1)
-    limit_gb: float = option(1.5, "In 10^9 bytes; more is a failure.", least=0)
+    batch: int = option(1, "B.")
+    heads: int = option(1, "H.")
+    length: int = option(32768, "N.")
+    limit_gb: float = option(1.5, "In 10^9 bytes; more is a failure.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class PrecisionSettings(ThreadSettings):
     """Largest float32 errors of every backend against the equations in float64, with 1 thread and with all."""
 
-    seeds: int = option(64, "Random inputs of each case.", least=1)
-    length: int = option(512, "N.", least=1)
-    bound: float = option(5e-6, "A larger error is a failure.", least=0)
+    seeds: int = option(64, "Random inputs of each case.")
+    length: int = option(512, "N.")
+    bound: float = option(5e-6, "A larger error is a failure.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class GenerateSettings(DeviceSettings):
     """Tokens per second and cache size of language models, against softmax attention and Hugging Face's GPT-2."""
 
-    batch: int = option(4, "Sequences.", least=1)
-    prompt: int = option(1536, "Tokens in the cache before the clock starts.", least=1)
-    tokens: int = option(512, "Tokens generated while it runs.", least=1)
-    layers: int = option(8, "Layers of every model.", least=1)
-    width: int = option(256, "Hidden size of every model; the feed-forward network has four times as much.", least=1)
-    head_dim: int = option(32, "D, of every model.", least=1)
-    heads: int = option(4, "H, of the variants; softmax and GPT-2 have as many as fill the width.", least=1)
-    mixtures: int = option(DEFAULT_NUM_MIXTURES, "M, Gaussians per key.", least=1)
-    vocab_size: int = option(256, "Vocabulary of every model.", least=2)
+    batch: int = option(4, "Sequences.")
+    prompt: int = option(1536, "Tokens in the cache before the clock starts.")
+    tokens: int = option(512, "Tokens generated while it runs.")
     variants: tuple[str, ...] = option(("smgk", "mgk"), "Variants to measure.", choices=GENERATE_VARIANTS)
+    layers: int = option(8, "Layers of every model.")
+    width: int = option(256, "Hidden size of every model; the feed-forward network has four times as much.")
+    head_dim: int = option(32, "D, of every model.")
+    heads: int = option(4, "H, of the variants; softmax and GPT-2 have as many as fill the width.")
+    mixtures: int = option(DEFAULT_NUM_MIXTURES, "M, Gaussians per key.")
+    vocab_size: int = option(256, "Vocabulary of every model.", least=2)
     positions: tuple[int, ...] = option(
         (1_000, 2_000, 5_000, 10_000, 20_000), "Where the time per token of mlk is measured; '' skips that."
     )
-    position_tokens: int = option(64, "Tokens decoded at each position.", least=1)
+    position_tokens: int = option(64, "Tokens decoded at each position.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,29 +165,27 @@ class TrainSettings(TimedSettings):
         tuple(TASK_LENGTHS), "Tasks of the Long Range Arena whose lengths are drawn.", choices=tuple(TASK_LENGTHS)
     )
     heads: tuple[int, ...] = option((1, 2, 4), "h, of the mixtures; softmax and linear have twice as many.")
-    batch: int = option(4, "Examples per step; the paper has 32.", least=1)
-    mixtures: int = option(DEFAULT_NUM_MIXTURES, "M, Gaussians per key.", least=1)
+    batch: int = option(4, "Examples per step; the paper has 32.")
+    mixtures: int = option(DEFAULT_NUM_MIXTURES, "M, Gaussians per key.")
     max_length: int | None = option(None, "Tokens that an example keeps; 2000 for listops and 4000 for text.", least=2)
-    attention_dropout: float = option(
-        0.0, "The paper has 0.1, for which SDPA has no fast path on the CPU.", least=0, most=0.99
-    )
+    attention_dropout: float = option(0.0, "The paper has 0.1, for which SDPA has no fast path on the CPU.", most=0.99)
     trainer_steps: int = option(20, "Steps timed in Trainer and in a bare loop; 0 skips that.", least=0)
-    memory_limit_gb: float = option(8.0, "In 10^9 bytes: unfused mgk is skipped where it needs more.", least=0)
+    memory_limit_gb: float = option(8.0, "In 10^9 bytes: unfused mgk is skipped where it needs more.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ListOpsSettings(Settings):
     """Time to generate the full ListOps set, against a limit."""
 
-    workers: int = option(2, "Processes.", least=1)
-    limit_seconds: float = option(600.0, "More is a failure.", least=0)
+    workers: int = option(2, "Processes.")
+    limit_seconds: float = option(600.0, "More is a failure.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class PathfinderSettings(ListOpsSettings):
     """Time to draw the full Pathfinder set, against a limit, and the accuracy of cues that follow no path."""
 
-    blocks: int = option(40, "Blocks of images that the cues are tested on.", least=1)
+    blocks: int = option(40, "Blocks of images that the cues are tested on.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,9 +200,9 @@ class WikiTextSettings(Settings):
     """Words per second and peak memory of preparing a text of WikiText-103's size, against limits."""
 
     source: Path = option(..., "WikiText-2, its folder or archive.")  # noqa: RUF009
-    times: int = option(50, "How often the training text is repeated.", least=1)
-    min_words_per_second: float = option(1e6, "Fewer is a failure.", least=0)
-    limit_gb: float = option(2.0, "Peak memory of the process in 10^9 bytes; more is a failure.", least=0)
+    times: int = option(50, "How often the training text is repeated.")
+    min_words_per_second: float = option(1e6, "Fewer is a failure.")
+    limit_gb: float = option(2.0, "Peak memory of the process in 10^9 bytes; more is a failure.")
 
 
 @dataclass(frozen=True)
