@@ -16,13 +16,14 @@ Row = Mapping[str, Any]
 # What writes each file.
 _COMMANDS = {
     "generate": "mgk bench generate",
-    "kernels": "python benchmarks/kernels.py",
+    "kernels": "mgk bench kernels",
+    "roofline": "mgk bench roofline",
     "sdpa": "mgk bench attention --variants mgk,smgk --backends sdpa",
     "train": "mgk bench train",
 }
 _SOFTMAX = "softmax, 8 heads, torch"
 _MODELS = (_SOFTMAX, "mgk soft, 4 heads", "mgk hard, 4 heads", "smgk soft, 4 heads", "smgk hard, 4 heads")
-_USUAL = "mgk as usually written"
+_UNFUSED = "mgk unfused, 4 heads"
 _PASSES = ("forward", "forward+backward")
 _TASKS = {"listops": "ListOps", "text": "Text"}
 
@@ -67,10 +68,10 @@ def bench_parts(bench: Bench, results: str) -> Mapping[str, Callable[[], str]]:
         "bench-masks": part(_masks, "kernels"),
         "bench-lengths": part(_lengths, "kernels"),
         "bench-memory": part(_memory, "kernels"),
-        "bench-usual": part(_against_the_usual, "kernels"),
+        "bench-unfused": part(_against_unfused, "kernels"),
         "bench-decoding": part(_at_decoding, "kernels"),
         "bench-linear": part(_linear, "kernels"),
-        "bench-roofline": part(_roofline, "kernels"),
+        "bench-roofline": part(_roofline, "roofline"),
         "bench-generate": part(_generate, "generate"),
         "bench-train": part(_train, "train"),
     }
@@ -83,7 +84,7 @@ def _summary(bench: Bench, file: str) -> str:
         f" which all take turns (float32, B = 2, N = 2,048, M = 2; {_machine(bench['kernels'])}; `{file}`):"
     )
     folder = file.rpartition("/")[0]
-    lines = [*_usual(bench), *_decoding(bench)]
+    lines = [*_unfused(bench), *_decoding(bench)]
     for name, make in (("train", _steps), ("generate", _generation), ("sdpa", _without_compiler)):
         if name in bench:
             lines.append(f"{make(bench[name])} (`{folder}/{name}.json`).")
@@ -115,16 +116,17 @@ def _memory(bench: Bench, file: str) -> str:
     return f"From `{file}`:\n\n{markdown_table(['MB', *_MODELS], trials)}"
 
 
-def _against_the_usual(bench: Bench, file: str) -> str:
-    """How much slower the equation is as it is usually written, and how much faster the kernels are than that."""
-    rows = [row for row in bench["kernels"]["rows"] if row["experiment"] == "authors"]
-    of_usual, of_ours = (
-        [_value(rows, "ratio", alternative=name, passes=passes) for passes in _PASSES] for name in (_USUAL, _MODELS[1])
+def _against_unfused(bench: Bench, file: str) -> str:
+    """How much slower the unfused equation is than softmax attention, and how much faster the kernels are than that."""
+    rows = [row for row in bench["kernels"]["rows"] if row["experiment"] == "unfused"]
+    unfused, fused = (
+        [_value(rows, "ratio", alternative=name, passes=passes) for passes in _PASSES]
+        for name in (_UNFUSED, _MODELS[1])
     )
-    faster = " and ".join(f"{usual / ours:.0f}" for usual, ours in zip(of_usual, of_ours, strict=True))
-    forward, both = of_usual
+    faster = " and ".join(f"{slow / fast:.0f}" for slow, fast in zip(unfused, fused, strict=True))
+    forward, both = unfused
     return (
-        f"{forward:.2f} of the yardstick forward and {both:.2f} forward and backward: the kernels are {faster} times"
+        f"{forward:.2f} of the baseline forward and {both:.2f} forward and backward: the kernels are {faster} times"
         f" faster (`{file}`)."
     )
 
@@ -145,33 +147,41 @@ def _linear(bench: Bench, file: str) -> str:
 
 
 def _roofline(bench: Bench, file: str) -> str:
-    """What the matrix products alone would take at the machine's best rate, beside what the forward takes."""
-    rows = bench["kernels"]["rows"]
-    milliseconds = _value(rows, "milliseconds", experiment="roofline", alternative="sgemm of 2048^3")
-    rate = 2 * 2048**3 / milliseconds / 1e6  # GFLOP/s
-    shape = {"experiment": "table", "passes": _PASSES[0], "D": 32}
-    softmax = _value(rows, "milliseconds", alternative=_SOFTMAX, **shape)
-    sentences = [f"The machine multiplies large matrices at {rate:.0f} GFLOP/s (`{file}`)."]
-    # B H N^2 D multiplications and additions a product; exponentials a product of scores
-    flops = 2 * 2 * 4 * 2048**2 * 32 / 1e9
-    for model, products, scores in (("smgk", 2, 1), ("mgk", 3, 2)):
-        needed = products * flops / rate * 1e3
-        ratio = _value(rows, "ratio", alternative=f"{model} soft, 4 heads", **shape)
-        sentences.append(
-            f"The forward of {model} with 4 heads at N = 2,048, D = 32, B = 2 has {products} products,"
-            f" {products * flops:.1f} GFLOP, and {scores * 2 * 4 * 2048**2 / 1e6:.0f} million exponentials. At that"
-            f" rate its products alone would take {needed:.0f} ms, {needed / softmax:.2f} of the yardstick; it takes"
-            f" {ratio:.2f}."
+    """The forward of each variant by parts, beside what its products would take at the rates of torch."""
+    rows, settings = bench["roofline"]["rows"], bench["roofline"]["settings"]
+    sgemm, tile, exp = (
+        _value(rows, field, operation=name)
+        for name, field in (
+            ("sgemm", "gflop_per_second"),
+            ("tile product", "gflop_per_second"),
+            ("exp", "giga_per_second"),
         )
-    return " ".join(sentences)
+    )
+    header = ["forward, ms", "all", "products", "exponentials", "rest", "products at tile rate", "at sgemm rate"]
+    fields = (
+        "milliseconds",
+        "products_milliseconds",
+        "exponentials_milliseconds",
+        "rest_milliseconds",
+        "products_milliseconds_at_tile_rate",
+        "products_milliseconds_at_sgemm_rate",
+    )
+    names = [row["variant"] for row in rows if row["experiment"] == "forward"]
+    table = [[name, *(_number(rows, field, variant=name) for field in fields)] for name in names]
+    return (
+        f"From `{file}` (B = {settings['batch']}, {settings['heads']} heads, N = {settings['length']:,},"
+        f" D = {settings['head_dim']}). PyTorch multiplies large matrices at {sgemm:.0f} GFLOP/s, tiles of the kernel's"
+        f" shape at {tile:.0f} GFLOP/s, and makes {exp:.1f} billion exponentials a second on the same threads:"
+        f"\n\n{markdown_table(header, table)}"
+    )
 
 
 def _generate(bench: Bench, file: str) -> str:
-    by_model = {row["model"]: row for row in bench["generate"]["speeds"]}
+    by_model = {row["model"]: row for row in _of(bench["generate"], "speed")}
     smgk, mgk = by_model["smgk"], by_model["mgk"]
     caches = ", ".join(f"{name} {by_model[name]['cache_bytes'] / 1e6:.1f} MB" for name in ("softmax", "mgk", "smgk"))
-    times = [row["milliseconds"] for row in bench["generate"]["positions"] if row["model"] == "mlk"]
-    places = [row["position"] for row in bench["generate"]["positions"] if row["model"] == "mlk"]
+    times = [row["milliseconds"] for row in _of(bench["generate"], "position")]
+    places = [row["position"] for row in _of(bench["generate"], "position")]
     return (
         f"smgk with 4 heads makes {smgk['times_softmax']:.2f} times the tokens a second of softmax with 8 and"
         f" {smgk['times_gpt2']:.2f} times those of Hugging Face's GPT-2 of the same shape, mgk"
@@ -183,14 +193,14 @@ def _generate(bench: Bench, file: str) -> str:
 
 def _train(bench: Bench, file: str) -> str:
     """The ratio of a step, a row a task and model, a column a number of heads."""
-    steps, settings = bench["train"]["steps"], bench["train"]["settings"]
+    steps, settings = _of(bench["train"], "step"), bench["train"]["settings"]
     trials = [
         [f"{_TASKS.get(shape, shape)}, {model}", *(_step(steps, shape, model, heads) for heads in settings["heads"])]
         for shape in settings["shapes"]
         for model in ("mgk", "smgk", "mlk")
     ]
     table = markdown_table(["", *(f"h={heads}" for heads in settings["heads"])], trials)
-    added = [100 * (row["ratio"] - 1) for row in bench["train"]["trainer"]]
+    added = [100 * (row["ratio"] - 1) for row in _of(bench["train"], "trainer")]
     trainer = f"Hugging Face's `Trainer` adds {min(added):.0f} to {max(added):.0f}% to a bare loop of the same step."
     return f"From `{file}`:\n\n{table}\n\n{trainer}"
 
@@ -200,14 +210,12 @@ def _shape_table(bench: Bench) -> str:
     return _ratios(bench["kernels"]["rows"], columns)
 
 
-def _usual(bench: Bench) -> list[str]:
-    rows = [row for row in bench["kernels"]["rows"] if row["experiment"] == "authors"]
+def _unfused(bench: Bench) -> list[str]:
+    rows = [row for row in bench["kernels"]["rows"] if row["experiment"] == "unfused"]
     if not rows:
         return []
-    forward, both = (_number(rows, "ratio", passes=passes, alternative=_USUAL) for passes in _PASSES)
-    return [
-        f"Eq. 9 as it is usually written, M matrices of N x N: {forward} forward, {both} forward and backward, D=32."
-    ]
+    forward, both = (_number(rows, "ratio", passes=passes, alternative=_UNFUSED) for passes in _PASSES)
+    return [f"Eq. 9 unfused, with M matrices of N x N: {forward} forward, {both} forward and backward, D=32."]
 
 
 def _decoding(bench: Bench) -> list[str]:
@@ -220,12 +228,12 @@ def _decoding(bench: Bench) -> list[str]:
 
 def _steps(train: Row) -> str:
     heads = max(train["settings"]["heads"])
-    mgk, smgk = (_step(train["steps"], "listops", model, heads) for model in ("mgk", "smgk"))
+    mgk, smgk = (_step(_of(train, "step"), "listops", model, heads) for model in ("mgk", "smgk"))
     return f"A training step on ListOps, {heads} heads against {2 * heads}: mgk {mgk}, smgk {smgk}"
 
 
 def _generation(generate: Row) -> str:
-    by_model = {row["model"]: row for row in generate["speeds"]}
+    by_model = {row["model"]: row for row in _of(generate, "speed")}
     softmax, mgk, smgk = (by_model[model] for model in ("softmax", "mgk", "smgk"))
     speeds = " and smgk ".join(f"{row['times_softmax']:.2f}" for row in (mgk, smgk))
     caches = " and ".join(f"{row['cache_bytes'] / softmax['cache_bytes']:.2f}" for row in (mgk, smgk))
@@ -243,6 +251,11 @@ def _machine(report: Row) -> str:
         f"{machine['processor']} with {machine['instructions']}, {machine['threads']} threads,"
         f" torch {machine['torch']}, {machine['date'][:10]}"
     )
+
+
+def _of(report: Row, experiment: str) -> list[Row]:
+    """The rows of one experiment."""
+    return [row for row in report["rows"] if row["experiment"] == experiment]
 
 
 def _ratios(rows: Sequence[Row], columns: Mapping[str, Row]) -> str:

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mgk.bench import memory
+from mgk._util import memory
 
 CPU = torch.device("cpu")
 MEGABYTE = 2**20
@@ -16,7 +16,7 @@ def test_peak_of_a_tensor_that_is_freed_again() -> None:
     run()
     peak = memory.peak_extra_bytes(run, CPU)
     if peak is None:
-        pytest.skip("this system does not tell the peak of memory")
+        pytest.skip("peak memory cannot be measured on this system")
     assert 60 * MEGABYTE < peak < 72 * MEGABYTE
 
 
@@ -36,6 +36,10 @@ def test_an_error_of_the_run_is_not_hidden() -> None:
         raise OSError("from the run")
 
     if memory.peak_extra_bytes(lambda: None, CPU) is None:
-        pytest.skip("this system does not tell the peak of memory")
+        pytest.skip("peak memory cannot be measured on this system")
     with pytest.raises(OSError, match="from the run"):
         memory.peak_extra_bytes(fail, CPU)
+
+
+def test_peak_of_the_process_includes_its_libraries() -> None:
+    assert memory.peak_process_bytes() > 32 * MEGABYTE
