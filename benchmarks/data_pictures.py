@@ -4,9 +4,9 @@ import argparse
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 
 from mgk.data.pathfinder import DIFFICULTIES, draw
-from mgk.data.png import write_png
 
 COLUMNS, ZOOM = 6, 3
 
@@ -21,7 +21,7 @@ def main() -> None:
             images = block.images[block.labels == label][:COLUMNS]
             rows.append(np.concatenate([np.pad(image, 1, constant_values=128) for image in images], 1))
         sheet = np.concatenate(rows).repeat(ZOOM, 0).repeat(ZOOM, 1)
-        (folder / f"pathfinder_{difficulty}.png").write_bytes(write_png(sheet))
+        Image.fromarray(sheet).save(folder / f"pathfinder_{difficulty}.png", optimize=True)
 
 
 if __name__ == "__main__":

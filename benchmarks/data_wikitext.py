@@ -23,7 +23,7 @@ def lay_out(archive: Path, folder: Path, times: int) -> int:
     """Write the three files, the training text ``times`` times over; the number of their words."""
     words = 0
     for file in Source(archive).files(r"wiki\.(train|valid|test)\.tokens"):
-        text, repeated = file.stream.read(), times if file.match[1] == "train" else 1
+        text, repeated = file.read(), times if file.match[1] == "train" else 1
         with (folder / Path(file.name).name).open("wb") as out:
             for _ in range(repeated):
                 out.write(text)

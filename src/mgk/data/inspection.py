@@ -1,4 +1,4 @@
-"""What a prepared set holds: counts, lengths, classes, first examples."""
+"""What a prepared set holds: counts, lengths, classes, first examples. Does not import torch."""
 
 from dataclasses import dataclass
 from pathlib import Path

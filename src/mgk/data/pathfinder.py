@@ -8,6 +8,8 @@ Pictures are drawn in blocks, all paths of a block dash by dash at once; a block
 alone. All coordinates are whole numbers of 1/64 pixel, so no rounding of floating point can make two machines differ.
 """
 
+import io
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from functools import cache, partial
@@ -16,11 +18,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mgk.data.errors import UsageError, fail
+from mgk.data.errors import DataError, UsageError, fail
 from mgk.data.image import PIXELS
-from mgk.data.job import Job, OnStep
 from mgk.data.ordered_pool import in_order
-from mgk.data.png import read_png
+from mgk.data.preparation import Job, OnStep
 from mgk.data.random_bits import Stream, permutation
 from mgk.data.sources import Source
 from mgk.data.writer import SetWriter
@@ -35,6 +36,7 @@ DIFFICULTIES = {
 }
 
 _Int = NDArray[np.int64]
+_Bytes = NDArray[np.uint8]
 _Bool = NDArray[np.bool_]
 _UNIT = 64
 _DASH, _GAP, _SEED_DISTANCE = 2, 1, 7  # in pixels
@@ -64,8 +66,8 @@ _INSIDE = slice(_MARGIN + 4, _GRID - _MARGIN - 4)
 class Block(NamedTuple):
     """Images (n, 32, 32), labels (n,), and the dashes of the two long paths in pixels (n, 2, dashes, 2 ends, 2)."""
 
-    images: NDArray[np.uint8]
-    labels: NDArray[np.uint8]
+    images: _Bytes
+    labels: _Bytes
     paths: NDArray[np.float64]
 
 
@@ -95,27 +97,20 @@ def draw(seed: int, number: int, difficulty: str = "hard") -> Block:
     return Block(_render(paths, distractors, dots), labels.astype(np.uint8), paths / _UNIT)
 
 
-def _draw_all(
-    options: Mapping[str, Any], workers: int, on_step: OnStep
-) -> Iterator[tuple[str, NDArray[np.uint8], NDArray[np.uint8]]]:
+def _draw_all(options: Mapping[str, Any], workers: int, on_step: OnStep) -> Iterator[tuple[str, _Bytes, _Bytes]]:
     sizes = [(split, options[split]) for split in ("train", "validation", "test")]
     total, done = sum(size for _, size in sizes), 0
     splits = np.repeat([split for split, _ in sizes], [size for _, size in sizes])
-    with closing(in_order(partial(_images, options["seed"], options["difficulty"]), workers)) as blocks:
+    with closing(in_order(partial(draw, options["seed"], difficulty=options["difficulty"]), workers)) as blocks:
         while done < total:
-            images, labels = next(blocks)
-            here = splits[done : done + len(images)]
+            block = next(blocks)
+            here = splits[done : done + PICTURES_PER_BLOCK]
             for split, _ in sizes:
                 mine = np.flatnonzero(here == split)
                 if len(mine):
-                    yield split, images[mine], labels[mine]
+                    yield split, block.images[mine], block.labels[mine]
             done += len(here)
             on_step(done, total)
-
-
-def _images(seed: int, difficulty: str, number: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    block = draw(seed, number, difficulty)
-    return block.images, block.labels
 
 
 def _long_paths(stream: Stream, dashes: int) -> tuple[_Bool, _Int]:
@@ -204,7 +199,7 @@ def _empty() -> _Bool:
     return grid.reshape(1, -1)
 
 
-def _render(paths: _Int, distractors: list[tuple[_Int, _Int]], dots: _Int) -> NDArray[np.uint8]:
+def _render(paths: _Int, distractors: list[tuple[_Int, _Int]], dots: _Int) -> _Bytes:
     """The images; the brighter of two things in one pixel stays."""
     count, border = len(paths), _STAMP
     canvas = np.zeros((count, SIDE + 2 * border, SIDE + 2 * border), np.uint8)
@@ -217,7 +212,7 @@ def _render(paths: _Int, distractors: list[tuple[_Int, _Int]], dots: _Int) -> ND
     return canvas[:, border:-border, border:-border]
 
 
-def _stamp(canvas: NDArray[np.uint8], rows: _Int, segments: _Int, stamps: NDArray[np.uint8]) -> None:
+def _stamp(canvas: _Bytes, rows: _Int, segments: _Int, stamps: _Bytes) -> None:
     """Press the stamp of every segment (m, 2 ends, 2) onto the canvas of its row, around the segment's middle."""
     middle = segments.sum(1) // 2
     corner, rest = middle // _UNIT - _STAMP // 2 + _STAMP, middle % _UNIT // _RENDERED
@@ -233,16 +228,16 @@ def _direction(steps: _Int) -> _Int:
 
 
 @cache
-def _dash_stamps() -> NDArray[np.uint8]:
+def _dash_stamps() -> _Bytes:
     return _stamps(_DASH * _COMPASS, _HALF_WIDTH, _DASH_LEVEL)
 
 
 @cache
-def _dot_stamps() -> NDArray[np.uint8]:
+def _dot_stamps() -> _Bytes:
     return _stamps(np.zeros((1, 2), np.int64), _DOT_RADIUS, _DOT_LEVEL)
 
 
-def _stamps(steps: _Int, radius: int, level: int) -> NDArray[np.uint8]:
+def _stamps(steps: _Int, radius: int, level: int) -> _Bytes:
     """What each step (k, 2) colours, by the place of its middle within a pixel: (k, 8, 8, 6, 6).
 
     The points within ``radius`` of the segment, smoothed by counting samples within each pixel.
@@ -266,23 +261,23 @@ def _stamps(steps: _Int, radius: int, level: int) -> NDArray[np.uint8]:
     return (inside.reshape(parts).sum((4, 6)) * level // _OVERSAMPLING**2).astype(np.uint8)
 
 
-def _read(source: Source, options: Mapping[str, Any]) -> Iterator[tuple[str, NDArray[np.uint8], NDArray[np.uint8]]]:
+def _read(source: Source, options: Mapping[str, Any]) -> Iterator[tuple[str, _Bytes, _Bytes]]:
     """The official folder: lines "folder file number label ..." in metadata/*.npy, which are text; 80/10/10."""
     _, folder = DIFFICULTIES[options["difficulty"]]
     labels: dict[str, int] = {}
-    images: dict[str, NDArray[np.uint8]] = {}
+    images: dict[str, _Bytes] = {}
     is_empty: set[str] = set()
     # Not from pathfinder64/ and the like, which the release holds under the same names.
     for file in source.files(rf"(?:pathfinder32/|^){folder}/(?:metadata/\d+\.npy|(imgs/\d+/\w+\.png))"):
         if file.match[1] is None:
-            labels.update(_metadata(file.stream.read(), file.where))
-        elif data := file.stream.read():
-            images[file.match[1]] = read_png(data, file.where, SIDE, SIDE)
+            labels.update(_metadata(file.read(), file.where))
+        elif data := file.read():
+            images[file.match[1]] = read_png(data, file.where)
         else:
             is_empty.add(file.match[1])  # the release has an empty image, which LRA leaves out too
     if not labels:
         fail(str(source.path), f"no {folder}/metadata/*.npy found")
-    names = sorted(labels.keys() - is_empty, key=_by_number)
+    names = sorted(labels.keys() - is_empty, key=lambda name: [int(number) for number in re.findall(r"\d+", name)])
     for name in names:
         if name not in images:
             fail(str(source.path), f"{folder}/{name} is in the metadata but not found")
@@ -308,5 +303,20 @@ def _metadata(data: bytes, where: str) -> dict[str, int]:
     return labels
 
 
-def _by_number(name: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in "".join(c if c.isdigit() else " " for c in name).split())
+def read_png(data: bytes, where: str) -> _Bytes:
+    """The pixels (32, 32) of a grey PNG; any other size or kind of image is refused before it is decoded."""
+    try:
+        from PIL import Image
+    except ModuleNotFoundError:
+        raise UsageError("reading PNG images needs Pillow: pip install 'mgk[data]'") from None
+    try:
+        Image.open(io.BytesIO(data), formats=["PNG"]).verify()  # the checksums, which decoding leaves out
+        image = Image.open(io.BytesIO(data), formats=["PNG"])
+        if image.size != (SIDE, SIDE) or image.mode != "L":
+            kind = f"{image.width} x {image.height} pixels of mode {image.mode}"
+            fail(where, f"an image of {kind} instead of {SIDE} x {SIDE} of mode L (grey)")
+        return np.array(image)
+    except DataError:
+        raise
+    except Exception:  # Pillow has no common class for what a corrupt file raises
+        fail(where, "this is not a PNG image, or it is corrupt or truncated")

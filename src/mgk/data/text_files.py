@@ -6,9 +6,8 @@ from typing import Any
 import numpy as np
 
 from mgk.data.errors import UsageError, fail
-from mgk.data.job import Job
+from mgk.data.preparation import Job
 from mgk.data.sources import Source
-from mgk.data.wikitext import checked_lines, finish
 from mgk.data.words import WordEncoder
 from mgk.data.writer import SetWriter
 
@@ -34,12 +33,12 @@ def prepare(writer: SetWriter, job: Job) -> None:
     encoder = WordEncoder(writer)
     for split, text in parts:
         encoder.add(split, [text if text.endswith(b"\n") else text + b"\n"])
-    finish(writer, encoder)
+    encoder.finish()
 
 
 def _size(source: Source) -> int:
-    """How many bytes the one file has; it may be packed, so it is read to the end."""
-    sizes = [sum(map(len, file.stream.chunks())) for file in source.files(_ANY)]
+    """How many bytes the one file has; it may be compressed, so it is read to the end."""
+    sizes = [sum(map(len, file.chunks())) for file in source.files(_ANY)]
     if len(sizes) > 1:
         raise UsageError(f"the source {str(source.path)!r} holds several files: give one of them")
     if not any(sizes):
@@ -52,7 +51,7 @@ def _parts(source: Source, size: int, validation: int, test: int) -> Iterator[tu
     shares = {"validation": size * (100 - validation - test) // 100, "test": size * (100 - test) // 100}
     splits, split, done = list(shares), "train", 0
     for file in source.files(_ANY):
-        for lines in checked_lines(file):
+        for lines in file.text_pieces():
             piece = lines[: size - done]  # without the line end that a last line did not have
             while splits:
                 end = piece.find(b"\n", max(shares[splits[0]] - done, 0)) + 1
