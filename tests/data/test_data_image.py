@@ -93,6 +93,9 @@ def test_a_pickle_cannot_exhaust_memory_or_stack() -> None:
     content = b"T" + len(images.tobytes()).to_bytes(4, "little") + images.tobytes()
     with pytest.raises(DataError, match="'data' has no content"):
         read_batch(good.replace(content, b"J\xff\xff\xff\x7f"), "batch")
+    assert b"}q\x01(" in good
+    with pytest.raises(DataError, match="the instruction 'LONG_BINPUT 2147483647' has no place in"):
+        read_batch(good.replace(b"}q\x01(", b"}r\xff\xff\xff\x7f("), "batch")  # a memo of that length
     nest = b"]q\x05(" + b")" + 100_000 * b"\x85" + b"K\x01e"
     start = good.index(b"]q\x05(")
     end = start + 4 + 2 * len(labels)

@@ -1,4 +1,4 @@
-"""Batches: which examples form them, on which rank and in which order, and how rows of different lengths fit."""
+"""Batches: which examples form them, in which order and on which rank; padding."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
@@ -25,8 +25,8 @@ class Collator:
     """Pads every batch to its own longest row and adds ``attention_mask`` (B, L), 1 for real tokens.
 
     Attributes:
-        pad_id: the id that pads. None for images, of one length, and for running text, whose last segment is padded
-            with 0 and ignored targets: neither needs a mask, as no real token attends to a later one.
+        pad_id: the id that pads. None adds no mask: images have one length, and running text is causal, so that the
+            padding of its last segment is not seen.
     """
 
     pad_id: int | None = None
@@ -62,18 +62,18 @@ class _Batches(Sampler[list[int]]):
 
     def __post_init__(self) -> None:
         is_distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-        rank, size = (torch.distributed.get_rank(), torch.distributed.get_world_size()) if is_distributed else (0, 1)
+        rank = torch.distributed.get_rank() if is_distributed else 0
+        world_size = torch.distributed.get_world_size() if is_distributed else 1
         self._rank = rank if self.rank is None else self.rank
-        self._world_size = size if self.world_size is None else self.world_size
+        self._world_size = world_size if self.world_size is None else self.world_size
         self._lengths = None if self.lengths is None else np.asarray(self.lengths)
         if self.batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {self.batch_size}")
         if not 0 <= self._rank < self._world_size:
             raise ValueError(f"rank must be from 0 to world_size - 1 = {self._world_size - 1}, got {self._rank}")
-        if self._lengths is not None and len(self._lengths) != self.num_examples:
-            raise ValueError(
-                f"lengths must have one for each of {self.num_examples} examples, got {len(self._lengths)}"
-            )
+        count, given = self.num_examples, self._lengths
+        if given is not None and len(given) != count:
+            raise ValueError(f"lengths must have one for each of {count} examples, got {len(given)}")
 
     def _sorted_by_length(self, rows: _Indices) -> _Indices:
         return rows if self._lengths is None else rows[np.argsort(self._lengths[rows], kind="stable")]
@@ -88,9 +88,9 @@ class EpochBatches(_Batches):
     """The batches of one rank in one epoch, as the ``batch_sampler`` of a ``DataLoader``.
 
     Over all ranks every example comes once an epoch, and all ranks take equally many steps: the last step is divided
-    evenly, and examples too few for every rank to get one join the step before it. The order depends on the seed and
-    the epoch alone. To resume in the middle of an epoch, give the number of batches done to ``set_epoch``; the sampler
-    counts nothing itself, because the workers of a ``DataLoader`` draw batches ahead of their use.
+    evenly, and examples too few for every rank join the step before it. The order depends on seed and epoch alone. To
+    resume within an epoch, give the number of batches done to ``set_epoch``: the workers of a ``DataLoader`` draw
+    batches ahead of their use, so the sampler cannot count them.
 
     Args:
         num_examples: of the data set.
@@ -131,7 +131,8 @@ class EpochBatches(_Batches):
         step_size = self.batch_size * self._world_size
         order = np.arange(self.num_examples)
         if self.shuffle:
-            order, together = permutation(len(order), self.seed, self.epoch), step_size * _BATCHES_SORTED_TOGETHER
+            together = step_size * _BATCHES_SORTED_TOGETHER
+            order = permutation(self.num_examples, self.seed, self.epoch)
             groups = np.split(order, range(together, len(order), together))
             order = np.concatenate([self._sorted_by_length(group) for group in groups])
         for step in self._batch_order(self.steps, self.epoch)[self.start :].tolist():
@@ -143,11 +144,10 @@ class EpochBatches(_Batches):
 class StepBatches(_Batches):
     """The batches of one rank for all steps of a run, as the ``batch_sampler`` of a ``DataLoader``.
 
-    Epochs follow each other without a gap: a step takes the next ``batch_size`` examples of an endless sequence of
-    shuffled epochs, so every step is whole and every example comes once an epoch. Which examples form a step depends on
-    the seed and the step alone; ranks and accumulated parts divide them equally, ``accumulation`` batches a step. For
-    loops over epochs there is :class:`EpochBatches`, whose last batch of an epoch ends with it instead of reaching into
-    the next one: that is another order, so neither can replace the other.
+    A step takes the next ``batch_size`` examples of an endless sequence of shuffled epochs, so every step is whole and
+    every example comes once an epoch. Which examples form a step depends on seed and step alone; ranks and accumulated
+    parts divide them equally. For loops over epochs, where no batch reaches into the next one, see
+    :class:`EpochBatches`.
 
     Args:
         num_examples: of the data set.
@@ -166,11 +166,9 @@ class StepBatches(_Batches):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.batch_size % (self.accumulation * self._world_size):
-            raise ValueError(
-                f"a batch_size of {self.batch_size} cannot be divided over {self._world_size} ranks"
-                f" in {self.accumulation} parts"
-            )
+        size, ranks, parts = self.batch_size, self._world_size, self.accumulation
+        if size % (ranks * parts):
+            raise ValueError(f"a batch_size of {size} cannot be divided over {ranks} ranks in {parts} parts")
         if self.num_examples < 1:
             raise ValueError("there are no examples to train on")
 

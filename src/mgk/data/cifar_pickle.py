@@ -1,8 +1,8 @@
 """Reads the pickled batches of CIFAR-10 without importing or calling anything that they name.
 
-A pickle is a program. ``pickletools.genops`` splits it into instructions without executing any; those that do not occur
-in the official files are refused, and so is every name but the three that NumPy's arrays need. The unpickler then gets
-a record for each of these names, which only stores what it is called with. A hostile file can only be refused.
+A pickle is a program. ``pickletools.genops`` lists its instructions without executing any. Those that the official
+files do not have are refused, and so are all names but the three that NumPy's arrays need. For these the unpickler gets
+a record that only stores the arguments of the call.
 """
 
 import io
@@ -26,10 +26,11 @@ _INSTRUCTIONS = """
     BINUNICODE EMPTY_DICT EMPTY_LIST EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 APPEND APPENDS SETITEM SETITEMS BINPUT
     LONG_BINPUT BINGET LONG_BINGET GLOBAL REDUCE BUILD
 """
+_MALFORMED = (pickle.UnpicklingError, EOFError, LookupError, TypeError, ValueError, AttributeError, OverflowError)
 
 
 class _Record:
-    """One of the names, or a call of it as written, with the state that BUILD gives it; nothing is called."""
+    """One of the names, or a call of it with the state that BUILD gives it. Nothing is called."""
 
     def __init__(self, name: str, arguments: tuple[Any, ...] = ()) -> None:
         self.name, self.arguments = name, arguments
@@ -54,15 +55,7 @@ def read_batch(data: bytes, where: str) -> tuple[NDArray[np.uint8], NDArray[np.u
         content = _Unpickler(io.BytesIO(data), fix_imports=False, encoding="latin-1").load()
         fields = {key.decode("latin-1") if isinstance(key, bytes) else key: value for key, value in content.items()}
         labels, array = fields["labels"], _as_array(fields["data"])
-    except (
-        pickle.UnpicklingError,
-        EOFError,
-        LookupError,
-        TypeError,
-        ValueError,
-        AttributeError,
-        OverflowError,
-    ) as error:
+    except _MALFORMED as error:
         fail(where, f"this is not a batch of CIFAR-10 in the Python layout ({type(error).__name__}: {error})")
     if array.ndim != 2 or array.shape[1] != 3072:
         fail(where, f"images of shape {array.shape[1:]} instead of (3072,)")

@@ -1,4 +1,4 @@
-"""Map-style data sets of PyTorch over prepared splits: an example is a dictionary with the names of Hugging Face."""
+"""Map-style data sets over prepared splits: an example is a dictionary with the names of Hugging Face."""
 
 from pathlib import Path
 
@@ -37,7 +37,7 @@ class _LabelledDataset(Dataset[Example]):
 
 
 class SequenceDataset(_LabelledDataset):
-    """Labelled token sequences of different lengths, one or two an example; each keeps its first ``max_length`` tokens.
+    """Labelled token sequences, one or two an example, each truncated to ``max_length`` tokens.
 
     An example has ``input_ids`` (L,) and ``labels`` (); of two sequences the second is ``input_ids_2``.
     """

@@ -1,7 +1,7 @@
-"""Images as sequences of pixels: CIFAR-10 in its binary and Python layouts, MNIST and Fashion-MNIST as IDX files.
+"""Images as sequences of pixels: CIFAR-10 in both its layouts, MNIST and Fashion-MNIST as IDX files.
 
-``tokens`` holds the grey pixels row by row, ``colour`` the CIFAR-10 images (32, 32, 3) for patches. The last training
-images, in the order of the files, are the validation split: a tenth, as in Long Range Arena.
+``tokens`` holds the grey pixels row by row, ``colour`` the images (32, 32, 3) of CIFAR-10. The last training images, in
+the order of the files, are the validation split: a tenth, as in Long Range Arena.
 """
 
 from typing import Any
@@ -22,8 +22,8 @@ _Bytes = NDArray[np.uint8]
 _Batch = tuple[_Bytes, _Bytes]  # images and labels
 _RECORD = 1 + 3072
 _IMAGES_AT_ONCE = 1024
-_CIFAR = [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]
-_IDX = ["train-images", "train-labels", "t10k-images", "t10k-labels"]
+_CIFAR = {name: name for name in (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch")}
+_IDX = {f"{split}-{kind}": f"{split}-{kind}" for split in ("train", "t10k") for kind in ("images", "labels")}
 
 
 def prepare(writer: SetWriter, job: Job) -> None:
@@ -62,11 +62,12 @@ def grey(images: _Bytes) -> _Bytes:
 def _read_cifar(source: Source) -> tuple[_Batch, _Batch]:
     """The training and the test images (n, 32, 32, 3)."""
     batches: dict[str, _Batch] = {}
-    for name, file in source.parts(r"(data_batch_[1-5]|test_batch)(\.bin)?", dict(zip(_CIFAR, _CIFAR, strict=True))):
+    for name, file in source.parts(r"(data_batch_[1-5]|test_batch)(\.bin)?", _CIFAR):
         pixels, labels = (_binary_batch if file.match[2] else read_batch)(file.read(), file.where)
         batches[name] = pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), labels
-    images, labels = (np.concatenate([batches[name][part] for name in _CIFAR[:-1]]) for part in (0, 1))
-    return (images, labels), batches[_CIFAR[-1]]
+    test = batches.pop("test_batch")
+    images, labels = (np.concatenate([batch[part] for _, batch in sorted(batches.items())]) for part in (0, 1))
+    return (images, labels), test
 
 
 def _binary_batch(data: bytes, where: str) -> _Batch:
@@ -81,12 +82,12 @@ def _binary_batch(data: bytes, where: str) -> _Batch:
 def _read_idx(source: Source) -> tuple[_Batch, _Batch]:
     """The training and the test images (n, 28, 28)."""
     pattern = r"((?:train|t10k)-(images|labels))[-.]idx[13]-ubyte"
-    arrays = {name: _idx_array(file) for name, file in source.parts(pattern, dict(zip(_IDX, _IDX, strict=True)))}
-    for split in ("train", "t10k"):
-        images, labels = len(arrays[f"{split}-images"]), len(arrays[f"{split}-labels"])
-        if images != labels:
-            fail(str(source.path), f"{images} images but {labels} labels in the files {split}-*")
-    return (arrays[_IDX[0]], arrays[_IDX[1]]), (arrays[_IDX[2]], arrays[_IDX[3]])
+    arrays = {name: _idx_array(file) for name, file in source.parts(pattern, _IDX)}
+    train, test = ((arrays[f"{split}-images"], arrays[f"{split}-labels"]) for split in ("train", "t10k"))
+    for split, (images, labels) in (("train", train), ("t10k", test)):
+        if len(images) != len(labels):
+            fail(str(source.path), f"{len(images)} images but {len(labels)} labels in the files {split}-*")
+    return train, test
 
 
 def _idx_array(file: SourceFile) -> _Bytes:

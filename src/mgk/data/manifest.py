@@ -1,7 +1,7 @@
-"""A prepared set on disk: where it is, its manifest, and whether its files are still those that were written.
+"""A prepared set on disk: where it is, its manifest, and its verification. Does not import torch or NumPy.
 
-``FOLDER/TASK/manifest.json`` names the subfolder that holds the files. Replacing this one file replaces an old set by a
-new one, so at every moment there is the one or the other. Does not import torch or NumPy.
+``FOLDER/TASK/manifest.json`` names the subfolder that holds the files. Replacing this one file replaces the set, so at
+every moment there is the old one or the new one.
 """
 
 import json
@@ -20,20 +20,20 @@ SOURCES = "sources.json"
 
 
 @dataclass(frozen=True)
+class FileSpec:
+    """Size and hash of a file."""
+
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
 class ArraySpec:
     """One array of a split: a headerless little-endian file of this type and shape."""
 
     file: str
     dtype: str
     shape: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class FileSpec:
-    """Size and hash of a file."""
-
-    bytes: int
-    sha256: str
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Manifest:
 
 
 def data_folder() -> Path:
-    """The folder of all prepared sets: ``MGK_DATA``, else the platform's folder for the data of applications."""
+    """The folder of all prepared sets: ``MGK_DATA``, else the platform's folder for application data."""
     if chosen := os.environ.get("MGK_DATA"):
         return Path(chosen)
     try:
@@ -123,7 +123,7 @@ def verify(folder: Path, manifest: Manifest, *, thorough: bool) -> list[str]:
     """One sentence for every file of the set that is missing or differs from the manifest.
 
     Without ``thorough`` a file of the right size is hashed only when it is newer than the manifest. Where all hashes
-    are right, as after a copy of the set, the manifest gets a new time, so that the next call is quick again.
+    are right, as after a copy, the manifest gets a new time, so that the next call is quick.
     """
     finished = (folder / MANIFEST).stat().st_mtime_ns
     errors, is_hashed = [], False

@@ -1,11 +1,11 @@
 """Pathfinder-32: 32 x 32 pictures of dashed paths with two dots; label 1: one path joins them.
 
-Read from the official folder of Long Range Arena, or drawn here after the published description (Kim 2020, and the
-settings that LRA used): two paths of equal length that bend gently and touch nothing, shorter paths that distract, and
-two dots at the ends of one path (label 1) or at one end of each (label 0). Both labels are equally frequent.
+Read from the official folder of Long Range Arena, or drawn after the published description (Kim 2020) with LRA's
+settings: two paths of equal length that bend gently and touch nothing, shorter distractors, and two dots at the ends of
+one path (label 1) or at one end of each (label 0). Both labels are equally frequent.
 
-Pictures are drawn in blocks, all paths of a block dash by dash at once; a block depends on the seed and its number
-alone. All coordinates are whole numbers of 1/64 pixel, so no rounding of floating point can make two machines differ.
+Pictures are drawn in blocks, all paths of a block at once; a block depends on the seed and its number alone.
+Coordinates are whole numbers of 1/64 pixel, so that every machine draws the same.
 """
 
 import io
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mgk.data.errors import DataError, UsageError, fail
+from mgk.data.errors import UsageError, fail
 from mgk.data.image import PIXELS
 from mgk.data.ordered_pool import in_order
 from mgk.data.preparation import Job, OnStep
@@ -28,6 +28,7 @@ from mgk.data.writer import SetWriter
 
 SIDE = 32
 PICTURES_PER_BLOCK = 256
+SPLITS = ("train", "validation", "test")
 # Dashes of the two long paths; the official folder of the same difficulty.
 DIFFICULTIES = {
     "easy": (6, "curv_baseline"),
@@ -45,7 +46,7 @@ _ANGLES = np.arange(_TURNS) * (2 * np.pi / _TURNS)
 _COMPASS: _Int = np.rint(_UNIT * np.stack([np.cos(_ANGLES), np.sin(_ANGLES)], 1)).astype(np.int64)  # (turns, 2)
 _BEND = 8  # a dash turns by at most this many directions: 45 degrees
 _PADDING = 2 * _UNIT
-# How many bends a dash tries, how many second paths a first one, and how many first paths are walked at once.
+# Bends that a dash tries, second paths that a first one tries, and first paths that are walked at once.
 _BENDS_TRIED, _SECONDS_TRIED, _WALKS_AT_ONCE = 16, 16, 512
 _DASHES_OF_DISTRACTORS = 20
 _HALF_WIDTH, _DOT_RADIUS = 3 * _UNIT // 8, 3 * _UNIT // 2
@@ -98,27 +99,26 @@ def draw(seed: int, number: int, difficulty: str = "hard") -> Block:
 
 
 def _draw_all(options: Mapping[str, Any], workers: int, on_step: OnStep) -> Iterator[tuple[str, _Bytes, _Bytes]]:
-    sizes = [(split, options[split]) for split in ("train", "validation", "test")]
-    total, done = sum(size for _, size in sizes), 0
-    splits = np.repeat([split for split, _ in sizes], [size for _, size in sizes])
+    splits = np.repeat(SPLITS, [options[split] for split in SPLITS])
+    done = 0
     with closing(in_order(partial(draw, options["seed"], difficulty=options["difficulty"]), workers)) as blocks:
-        while done < total:
+        while done < len(splits):
             block = next(blocks)
             here = splits[done : done + PICTURES_PER_BLOCK]
-            for split, _ in sizes:
+            for split in SPLITS:
                 mine = np.flatnonzero(here == split)
                 if len(mine):
                     yield split, block.images[mine], block.labels[mine]
             done += len(here)
-            on_step(done, total)
+            on_step(done, len(splits))
 
 
 def _long_paths(stream: Stream, dashes: int) -> tuple[_Bool, _Int]:
-    """Two paths for every picture, whose first ends are near each other, as the published seed distance has them.
+    """Two paths for every picture, whose first ends are the published seed distance apart.
 
     Returns:
-        What they occupy (n, cells) and the paths (n, 2, dashes, 2, 2). Most walks get stuck: many are begun at once,
-        and those that end well fill the block in their order.
+        What they occupy (n, cells) and the paths (n, 2, dashes, 2, 2). Most walks get stuck; those that do not fill the
+        block in their order.
     """
     occupied, paths, count = [], [], 0
     while count < PICTURES_PER_BLOCK:
@@ -153,7 +153,7 @@ def _walk(stream: Stream, dashes: int, occupied: _Bool, starts: _Int) -> tuple[_
     Args:
         stream: of the random numbers.
         dashes: of a path.
-        occupied: (n, cells); the rows of the paths that end well hold these too afterwards, the others anything.
+        occupied: (n, cells); gets the paths that did not get stuck. Other rows are undefined afterwards.
         starts: (n, 2).
 
     Returns:
@@ -161,7 +161,7 @@ def _walk(stream: Stream, dashes: int, occupied: _Bool, starts: _Int) -> tuple[_
     """
     rows, at, turn = np.arange(len(starts)), starts, stream.below(_TURNS, len(starts))
     path = np.zeros((len(starts), dashes, 2, 2), np.int64)
-    before: _Int | None = None  # the cells of the dash before, which is next to the new one by design: no obstacle yet
+    before: _Int | None = None  # the cells of the dash before; next to the new one, so not occupied yet
     for number in range(dashes):
         bends = stream.below(2 * _BEND + 1, len(rows) * _BENDS_TRIED).reshape(-1, _BENDS_TRIED) - _BEND
         turns = (turn[:, None] + bends) % _TURNS
@@ -201,19 +201,16 @@ def _empty() -> _Bool:
 
 def _render(paths: _Int, distractors: list[tuple[_Int, _Int]], dots: _Int) -> _Bytes:
     """The images; the brighter of two things in one pixel stays."""
-    count, border = len(paths), _STAMP
-    canvas = np.zeros((count, SIDE + 2 * border, SIDE + 2 * border), np.uint8)
-    rows = np.repeat(np.arange(count), paths[0].size // 4)
-    _stamp(canvas, rows, paths.reshape(-1, 2, 2), _dash_stamps())
-    for places, short in distractors:
-        _stamp(canvas, np.repeat(places, short.shape[1]), short.reshape(-1, 2, 2), _dash_stamps())
-    ends = np.repeat(dots.reshape(-1, 1, 2), 2, 1)
-    _stamp(canvas, np.repeat(np.arange(count), 2), ends, _dot_stamps())
+    places, border = np.arange(len(paths)), _STAMP
+    canvas = np.zeros((len(paths), SIDE + 2 * border, SIDE + 2 * border), np.uint8)
+    for rows, lines in ((places, paths), *distractors):
+        _stamp(canvas, np.repeat(rows, lines[0].size // 4), lines.reshape(-1, 2, 2), _dash_stamps())
+    _stamp(canvas, np.repeat(places, 2), np.repeat(dots.reshape(-1, 1, 2), 2, 1), _dot_stamps())
     return canvas[:, border:-border, border:-border]
 
 
 def _stamp(canvas: _Bytes, rows: _Int, segments: _Int, stamps: _Bytes) -> None:
-    """Press the stamp of every segment (m, 2 ends, 2) onto the canvas of its row, around the segment's middle."""
+    """Draw the stamp of every segment (m, 2 ends, 2) onto the canvas of its row, around its middle."""
     middle = segments.sum(1) // 2
     corner, rest = middle // _UNIT - _STAMP // 2 + _STAMP, middle % _UNIT // _RENDERED
     ink = stamps[_direction(segments[:, 1] - segments[:, 0]) % len(stamps), rest[:, 0], rest[:, 1]]
@@ -277,16 +274,15 @@ def _read(source: Source, options: Mapping[str, Any]) -> Iterator[tuple[str, _By
             is_empty.add(file.match[1])  # the release has an empty image, which LRA leaves out too
     if not labels:
         fail(str(source.path), f"no {folder}/metadata/*.npy found")
-    names = sorted(labels.keys() - is_empty, key=lambda name: [int(number) for number in re.findall(r"\d+", name)])
+    names = sorted(labels.keys() - is_empty, key=lambda name: [*map(int, re.findall(r"\d+", name))])
     for name in names:
         if name not in images:
             fail(str(source.path), f"{folder}/{name} is in the metadata but not found")
-    order = permutation(len(names), options["seed"])
     tenth = len(names) // 10
-    parts = {"train": order[: len(names) - 2 * tenth], "validation": order[-2 * tenth : -tenth], "test": order[-tenth:]}
     if not tenth:
         fail(str(source.path), f"{len(names)} images are too few for three splits")
-    for split, places in parts.items():
+    parts = np.split(permutation(len(names), options["seed"]), [-2 * tenth, -tenth])
+    for split, places in zip(SPLITS, parts, strict=True):
         chosen = [names[place] for place in np.sort(places)]
         yield split, np.stack([images[name] for name in chosen]), np.array([labels[n] for n in chosen], np.uint8)
 
@@ -304,7 +300,7 @@ def _metadata(data: bytes, where: str) -> dict[str, int]:
 
 
 def read_png(data: bytes, where: str) -> _Bytes:
-    """The pixels (32, 32) of a grey PNG; any other size or kind of image is refused before it is decoded."""
+    """The pixels (32, 32) of a grey PNG; any other image is refused before it is decoded."""
     try:
         from PIL import Image
     except ModuleNotFoundError:
@@ -312,11 +308,10 @@ def read_png(data: bytes, where: str) -> _Bytes:
     try:
         Image.open(io.BytesIO(data), formats=["PNG"]).verify()  # the checksums, which decoding leaves out
         image = Image.open(io.BytesIO(data), formats=["PNG"])
-        if image.size != (SIDE, SIDE) or image.mode != "L":
-            kind = f"{image.width} x {image.height} pixels of mode {image.mode}"
-            fail(where, f"an image of {kind} instead of {SIDE} x {SIDE} of mode L (grey)")
-        return np.array(image)
-    except DataError:
-        raise
+        pixels = np.array(image) if (image.size, image.mode) == ((SIDE, SIDE), "L") else None
     except Exception:  # Pillow has no common class for what a corrupt file raises
         fail(where, "this is not a PNG image, or it is corrupt or truncated")
+    if pixels is None:
+        kind = f"{image.width} x {image.height} pixels of mode {image.mode}"
+        fail(where, f"an image of {kind} instead of {SIDE} x {SIDE} of mode L (grey)")
+    return pixels

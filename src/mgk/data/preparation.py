@@ -63,8 +63,8 @@ def prepare(
 
     Args:
         name: the task's.
-        source: a folder or archive with its files in their official layout; None generates it, where that is how it is
-            made, or takes what is prepared already.
+        source: a folder or archive with its files in their official layout; None generates the set, if it is a
+            generated one, or takes what is prepared already.
         out: the folder of all sets; the data folder if not given.
         options: of the task, by name; those not given have their defaults.
         workers: processes that may generate; the result does not depend on them.
@@ -142,21 +142,17 @@ def checked_options(task: Task, has_source: bool, given: Mapping[str, Any]) -> d
 def _state(
     folder: Path, task: Task, options: dict[str, Any], files: Source | None
 ) -> tuple[Manifest | None, list[str]]:
-    """The present manifest, and why it does not serve."""
+    """The present manifest, if it can be read, and why the set has to be prepared anew."""
     try:
         manifest = read_manifest(folder)
+        if manifest is None:
+            return None, []
+        reasons = verify(folder, manifest, thorough=False)
+        is_other_kind = task.is_generated and bool(manifest.sources["files"]) != (files is not None)
+        if not reasons and (manifest.options != options or is_other_kind):
+            reasons = [f"{folder}: prepared with other options"]
+        if not reasons and files is not None:
+            reasons = list(read_record(folder, manifest).changes(files.path))
+        return manifest, reasons
     except DataError as error:
         return None, [str(error)]
-    if manifest is None:
-        return None, []
-    reasons = verify(folder, manifest, thorough=False)
-    if reasons:
-        return manifest, reasons
-    if manifest.options != options or (task.is_generated and bool(manifest.sources["files"]) != (files is not None)):
-        return manifest, [f"{folder}: prepared with other options"]
-    if files is not None:
-        try:
-            reasons = list(read_record(folder, manifest).changes(files.path))
-        except DataError as error:
-            reasons = [str(error)]
-    return manifest, reasons

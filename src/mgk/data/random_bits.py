@@ -1,8 +1,7 @@
 """Random numbers that are the same on every machine, in every version, for any number of workers.
 
-Philox is a counter-based generator whose raw 64-bit output NumPy keeps stable between versions (unlike the methods of
-``Generator``); everything here is integer arithmetic on it. A stream is named by a seed and a path of numbers, such as
-the block or the example that it serves, so no two pieces of work share one.
+Integer arithmetic on Philox, a counter-based generator whose raw output NumPy keeps stable between versions. A stream
+is named by a seed and a path of numbers, such as a block or an example, so no two pieces of work share one.
 """
 
 import hashlib

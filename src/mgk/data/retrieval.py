@@ -16,7 +16,6 @@ SPLITS = {
     "new_aan_pairs.eval.tsv": "validation",
     "new_aan_pairs.test.tsv": "test",
 }
-_COLUMNS = ("label", "id1", "id2", "text1", "text2")
 _LABELS = {b"0": 0, b"0.0": 0, b"1": 1, b"1.0": 1}
 
 
@@ -30,8 +29,8 @@ def _read(source: Source) -> Iterator[Example]:
     for split, file in source.parts(r"(new_aan_pairs\.(?:train|eval|test)\.tsv)", SPLITS):
         for line, where in file.lines():
             columns = line.split(b"\t")
-            if len(columns) != len(_COLUMNS):
-                fail(where, f"{len(columns)} columns instead of {len(_COLUMNS)} ({', '.join(_COLUMNS)})")
+            if len(columns) != 5:
+                fail(where, f"{len(columns)} columns instead of 5 (label, id1, id2, text1, text2)")
             label, _, _, first, second = columns
             if label not in _LABELS:
                 fail(where, f"the label must be 0 or 1, got {label[:20]!r}")

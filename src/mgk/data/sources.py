@@ -15,8 +15,8 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path, PurePosixPath
-from typing import IO, Any, NamedTuple, NoReturn
+from pathlib import Path
+from typing import IO, Any, NoReturn
 
 from mgk.data.errors import DataError, UsageError, check_text, fail
 
@@ -37,7 +37,7 @@ class Fingerprint:
 
 @dataclass(frozen=True)
 class Record:
-    """What a set was made from: the source, the patterns it was searched for, and the files that were found."""
+    """What a set was made from: the source, the patterns of its files, and the files that were found."""
 
     root: str = ""
     patterns: tuple[str, ...] = ()
@@ -65,17 +65,6 @@ class Record:
         yield from (f"{path}: this source file is new" for path in present)
 
 
-class _Entry(NamedTuple):
-    """A file of the source; ``raw`` is read from the disk for it, after ``before`` bytes of ``total``."""
-
-    name: str
-    where: str
-    stream: IO[bytes]
-    raw: IO[bytes]
-    before: int
-    total: int
-
-
 class SourceFile:
     """One file; what breaks while it is read is a ``DataError`` with the place.
 
@@ -85,10 +74,13 @@ class SourceFile:
         match: of the pattern that it was searched for.
     """
 
-    def __init__(self, entry: _Entry, match: re.Match[str], on_read: Callable[[int], None]) -> None:
-        self.name, self.where, self.match = entry.name, entry.where, match
-        self._stream: Any = gzip.GzipFile(fileobj=entry.stream) if entry.name.endswith(".gz") else entry.stream
-        self._raw, self._on_read, self._hash = entry.raw, on_read, hashlib.sha256()
+    def __init__(
+        self, where: str, match: re.Match[str], stream: IO[bytes], raw: IO[bytes], on_read: Callable[[int], None]
+    ) -> None:
+        """``raw`` is what is read from the disk; ``on_read`` gets its position."""
+        self.name, self.where, self.match = match.string, where, match
+        self._stream: Any = gzip.GzipFile(fileobj=stream) if self.name.endswith(".gz") else stream
+        self._raw, self._on_read, self._hash = raw, on_read, hashlib.sha256()
 
     @property
     def sha256(self) -> str:
@@ -148,10 +140,9 @@ class Source:
         self._on_step, self._shown = on_step, 0
 
     def files(self, pattern: str) -> Iterator[SourceFile]:
-        """The files whose path, from any folder on, fully matches the pattern; ".gz" files are decompressed.
+        """The files whose path, from any folder on, matches the pattern; ".gz" files are decompressed.
 
-        A folder's files come in the order of their names, an archive's in its own. Each is to be read before the next
-        one is asked for.
+        A folder's files come by name, an archive's in its own order. Each is to be read before the next is requested.
         """
         self._patterns = [*self._patterns, *{pattern}.difference(self._patterns)]
         self._shown = 0
@@ -162,13 +153,10 @@ class Source:
                 f"the source {str(self.path)!r} is neither a folder, nor an archive (.tar.gz, .tar.xz, .zip), "
                 "nor a file that the task has"
             )
-        for entry in self._folder(pattern) if kind is None else self._archive(kind):
-            match = wanted.fullmatch(entry.name)
-            if match is not None:
-                yield SourceFile(entry, match, partial(self._count, entry.before, entry.total))
+        yield from self._from_folder(pattern, wanted) if kind is None else self._from_archive(kind, wanted)
 
     def parts(self, pattern: str, names: Mapping[str, str]) -> Iterator[tuple[str, SourceFile]]:
-        """One file for each of ``names``, which the pattern's first group gives, with what the name stands for.
+        """One file for each key of ``names``, the pattern's first group, with the value.
 
         The same file in a second place is skipped; another one of that name, or none, is an error.
         """
@@ -196,25 +184,28 @@ class Source:
                 fail(str(path), "this source file was changed while it was read; run the command again")
         return Record(str(self.path), tuple(self._patterns), tuple(prints))
 
-    def _folder(self, pattern: str) -> Iterator[_Entry]:
+    def _from_folder(self, pattern: str, wanted: re.Pattern[str]) -> Iterator[SourceFile]:
         paths = sorted(source_files(self.path, [pattern]))
         total, done = sum(path.stat().st_size for path in paths), 0
         for path in paths:
-            name = path.name if path == self.path else path.relative_to(self.path).as_posix()
+            match = wanted.fullmatch(path.name if path == self.path else path.relative_to(self.path).as_posix())
+            assert match is not None
             status = self._opened.setdefault(path, path.stat())
             if not stat.S_ISREG(status.st_mode):
                 fail(str(path), "this is not a regular file")
             with path.open("rb") as raw:
-                yield _Entry(name, str(path), raw, raw, done, total)
+                yield SourceFile(str(path), match, raw, raw, partial(self._count, done, total))
             done += status.st_size
 
-    def _archive(self, kind: str) -> Iterator[_Entry]:
+    def _from_archive(self, kind: str, wanted: re.Pattern[str]) -> Iterator[SourceFile]:
         status = self._opened.setdefault(self.path, self.path.stat())
+        count = partial(self._count, 0, status.st_size)
         with self.path.open("rb") as raw:
             try:
                 for name, stream in _zip_members(raw) if kind == "zip" else _tar_members(raw, kind):
-                    if not name.startswith("/") and ".." not in PurePosixPath(name).parts:
-                        yield _Entry(name, f"{self.path}, member {name}", stream, raw, 0, status.st_size)
+                    match = wanted.fullmatch(name)
+                    if match is not None and not name.startswith("/") and ".." not in name.split("/"):
+                        yield SourceFile(f"{self.path}, member {name}", match, stream, raw, count)
             except (*_CORRUPTION, OSError, NotImplementedError, RuntimeError) as error:
                 raise _corrupt(str(self.path), raw, error) from None
 
@@ -236,7 +227,7 @@ def line_pieces(chunks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def source_files(root: Path, patterns: Iterable[str]) -> Iterator[Path]:
-    """The files of a folder that match one of the patterns, in no order; a file or archive is its own only one."""
+    """The files of a folder that match one of the patterns, in no order; of a file or archive, itself."""
     if not root.is_dir():
         yield from [root] if root.exists() else []
         return
@@ -265,7 +256,7 @@ def _corrupt(where: str, raw: IO[bytes], error: Exception) -> DataError:
 
 
 def _archive_kind(path: Path) -> str | None:
-    """By the name, as a corrupt archive may have lost its signature; the official lra_release.gz by its content."""
+    """By the name, as a corrupt archive may lack its signature; lra_release.gz by its content."""
     for ending, kind in _ARCHIVES.items():
         if path.name.lower().endswith(ending):
             return kind

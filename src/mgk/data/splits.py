@@ -11,7 +11,7 @@ from mgk.data.manifest import Manifest
 
 
 class Split:
-    """One split of a prepared set. Cheap to send to the workers of a ``DataLoader``: each maps the files itself."""
+    """One split of a prepared set. Cheap to pickle: each worker of a ``DataLoader`` maps the files itself."""
 
     def __init__(self, folder: Path, manifest: Manifest, name: str) -> None:
         if name not in manifest.splits:
@@ -41,7 +41,7 @@ class Split:
 
 
 class MappedTokens:
-    """The tokens of running text. As cheap to send as its split, where an array would be sent whole."""
+    """The tokens of running text. As cheap to pickle as its split, where an array would be copied."""
 
     def __init__(self, split: Split) -> None:
         self._split = split

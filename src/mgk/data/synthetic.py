@@ -1,16 +1,16 @@
-"""Tiny synthetic samples of every task, for tests, examples and a first try; not comparable with the real tasks."""
+"""Tiny synthetic samples of every task, for tests, examples and a first try."""
 
 from dataclasses import replace
 
 import numpy as np
 
-from mgk.data import listops, pathfinder, text_files
+from mgk.data import listops, pathfinder
 from mgk.data.image import PIXELS
 from mgk.data.preparation import Job
 from mgk.data.random_bits import Stream
 from mgk.data.task_registry import SYNTHETIC
 from mgk.data.text import BYTES
-from mgk.data.words import WordEncoder
+from mgk.data.text_files import write_text
 from mgk.data.writer import Example, SetWriter
 
 SIZES = {"train": 256, "validation": 64, "test": 64}
@@ -33,7 +33,11 @@ def prepare(writer: SetWriter, job: Job) -> None:
     elif job.task.kind == "image":
         _write_images(writer, seed, 32 if name == "image" else 28)
     elif job.task.kind == "language":
-        _write_language(writer, seed, by_words=name != "plain")
+        texts = (
+            (split, b"".join(_sentence(Stream(seed, number, place)) for place in range(4 * count)))
+            for number, (split, count) in enumerate(SIZES.items())
+        )
+        write_text(writer, "byte" if name == "plain" else "word", texts)
     else:
         writer.facts.update(BYTES)
         make = _pair if job.task.kind == "pair" else _review
@@ -75,22 +79,8 @@ def _write_images(writer: SetWriter, seed: int, side: int) -> None:
         writer.append(split, "labels", labels.astype(np.uint8))
 
 
-def _write_language(writer: SetWriter, seed: int, *, by_words: bool) -> None:
-    """Sentences in which each word limits the choice of the next."""
-    encoder = WordEncoder(writer)
-    for number, (split, count) in enumerate(SIZES.items()):
-        text = b"".join(_sentence(Stream(seed, number, place)) for place in range(4 * count))
-        if by_words:
-            encoder.add(split, [text])
-        else:
-            writer.append(split, "tokens", np.frombuffer(text, np.uint8))
-    if by_words:
-        encoder.finish()
-    else:
-        writer.facts.update(text_files.FACTS)
-
-
 def _sentence(stream: Stream) -> bytes:
+    """Words, each of which limits the choice of the next."""
     word = int(stream.below(len(_WORDS), 1)[0])
     words = []
     for step in stream.below(3, 12).tolist():

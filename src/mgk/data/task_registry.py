@@ -21,7 +21,7 @@ class Task:
     Attributes:
         name: on the command line.
         title: one line for people.
-        kind: what an example is: tokens with a label, two token sequences with a label, an image, or running text.
+        kind: of an example: a labelled sequence, a labelled pair of them, an image, or running text.
         module: the module of ``mgk.data`` whose ``prepare`` reads or generates it.
         layout: what to fetch; an archive's folder serves as well.
         url: where from.

@@ -43,8 +43,7 @@ def vocabulary(name: str, *, folder: Path | str | None = None) -> Vocabulary:
 
     Args:
         name: the task's.
-        folder: the folder of all sets; the data folder if not given. Only running text needs to be prepared there: its
-            words are those of its training part.
+        folder: the folder of all sets; the data folder if not given. Only running text needs to be prepared there.
 
     Returns:
         The vocabulary.

@@ -1,8 +1,7 @@
-"""Turns running text into word ids in one pass, whatever its size, with the vocabulary of its training part.
+"""Turns running text of any size into word ids, with the vocabulary of its training part.
 
-Words get provisional ids in the order in which they appear; at the end these are mapped to the final ones, sorted by
-frequency as an adaptive softmax needs them. So the text is read, split and looked up once, and only a piece of it is
-in memory at a time.
+Words get provisional ids as they appear; at the end these are mapped to the final ones, sorted by frequency as an
+adaptive softmax needs them. So the text is read once, and only a piece of it is in memory at a time.
 """
 
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""Writes a prepared set: the arrays into a subfolder first, then the manifest that publishes them in one step."""
+"""Writes a prepared set: arrays into a subfolder first, then the manifest that publishes them."""
 
 import hashlib
 import json
@@ -108,7 +108,7 @@ class SetWriter:
         self._files[name] = FileSpec(len(data), hashlib.sha256(data).hexdigest())
 
     def close(self) -> None:
-        """Close the files; on a full disk the rest of a buffer may not fit any more, which is known by then."""
+        """Close the files after a failure, which may be a full disk that does not take the last buffer."""
         for array in self._arrays.values():
             with suppress(OSError):
                 array.file.close()
@@ -151,7 +151,7 @@ def _publish(folder: Path, task: str, options: dict[str, Any], synthetic: bool, 
     old = _build_of(folder)
     writer.add_file(SOURCES, (json.dumps(asdict(writer.record), indent=1) + "\n").encode())
     splits, files = writer.finish()
-    # Named after the content: two processes that prepare the same set at once agree, and neither removes the other's.
+    # Named after the content: two processes that prepare the same set at once agree on it.
     build = hashlib.sha256(json.dumps({n: f.sha256 for n, f in sorted(files.items())}).encode()).hexdigest()[:16]
     manifest = Manifest(
         task=task,
@@ -172,7 +172,7 @@ def _publish(folder: Path, task: str, options: dict[str, Any], synthetic: bool, 
 
 
 def _place(building: Path, target: Path, files: dict[str, FileSpec]) -> None:
-    """Give the finished folder its name; into an existing folder of that name the files are moved one by one."""
+    """Give the finished folder its name; where that exists, move the files into it."""
     building.chmod(0o777 & ~umask())  # mkdtemp makes folders that only their owner reads
     try:
         os.rename(building, target)
@@ -194,12 +194,12 @@ def _build_of(folder: Path) -> str | None:
 
 
 def _remove_stale(folder: Path) -> None:
-    """Remove what killed processes left behind, where nothing was written for an hour: no process is at work there."""
-    present = _build_of(folder)
+    """Remove what killed processes left behind: folders where nothing was written for an hour."""
+    present, oldest = _build_of(folder), time.time() - _STALE_SECONDS
     for path in folder.iterdir():
         is_ours = path.name.startswith(_UNFINISHED) or (_BUILD.fullmatch(path.name) and path.name != present)
         with suppress(FileNotFoundError):  # another process is just removing it
-            if is_ours and time.time() - max(p.stat().st_mtime for p in (path, *path.iterdir())) > _STALE_SECONDS:
+            if is_ours and max(p.stat().st_mtime for p in (path, *path.iterdir())) < oldest:
                 shutil.rmtree(path, ignore_errors=True)
 
 
