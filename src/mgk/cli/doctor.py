@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from mgk.data.errors import DataError
-from mgk.data.folders import data_folder
-from mgk.data.manifest import damage, read_manifest
+from mgk.data.manifest import data_folder, read_manifest, verify
 from mgk.data.task_registry import TASKS
 
 if TYPE_CHECKING:
@@ -77,7 +76,7 @@ def _data() -> Iterator[str]:
             continue
         try:
             manifest = read_manifest(root / task.name)
-            wrong = [] if manifest is None else damage(root / task.name, manifest, thorough=False)
+            wrong = [] if manifest is None else verify(root / task.name, manifest, thorough=False)
         except (DataError, OSError) as error:
             yield f"  {task.name}: {error}"
             continue

@@ -17,8 +17,7 @@ from mgk.data import listops
 from mgk.data.preparation import prepared
 from mgk.data.task_registry import find_task
 from mgk.data.text import BYTES
-from mgk.data.wikitext import VOCABULARY_FILE
-from mgk.data.words import EOS, UNKNOWN
+from mgk.data.words import EOS, UNKNOWN, VOCABULARY_FILE
 
 PAD = "<pad>"
 
