@@ -133,7 +133,7 @@ def _write_repeated(archive: Path, folder: Path, times: int) -> int:
     """Write the three files, the training text ``times`` times over; returns the number of words."""
     words = 0
     for file in Source(archive).files(r"wiki\.(train|valid|test)\.tokens"):
-        text, repeats = file.stream.read(), times if file.match[1] == "train" else 1
+        text, repeats = file.read(), times if file.match[1] == "train" else 1
         with (folder / Path(file.name).name).open("wb") as out:
             for _ in range(repeats):
                 out.write(text)
