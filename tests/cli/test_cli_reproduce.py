@@ -108,7 +108,7 @@ def test_the_report_is_one_page_or_fills_documents(reproduced, place):
     assert page.as_uri() in result.stdout
     text = page.read_text()
     assert "Figure 2: attention maps and ranks on Retrieval" in text
-    assert "made-up data" in text
+    assert "The data are synthetic" in text
     document.write_text("<!-- generated: fig2 -->\n<!-- end of generated: fig2 -->\n")
     result = run("report", "--results", place / "results", "--markdown", document)
     assert result.exit_code == 0, result.stderr

@@ -25,7 +25,6 @@ _MODELS = (_SOFTMAX, "mgk soft, 4 heads", "mgk hard, 4 heads", "smgk soft, 4 hea
 _UNFUSED = "mgk as usually written"
 _PASSES = ("forward", "forward+backward")
 _TASKS = {"listops": "ListOps", "text": "Text"}
-_LENGTHS = (512, 2048, 16384)
 
 
 class _Rows:
@@ -88,32 +87,23 @@ def _kernels(bench: Bench, **fields: Any) -> _Rows:
     return _Rows(bench["kernels"]["rows"]).where(**fields)
 
 
-def _ratios(bench: Bench, columns: Mapping[str, Mapping[str, Any]]) -> str:
-    """Times relative to the baseline, a row per model; a column is a name and the values of fields."""
+# The columns of tables of times: their names, and the fields of their rows.
+_SHAPES = {f"{p}, D={d}": {"experiment": "table", "passes": p, "D": d} for d in (32, 64) for p in _PASSES}
+_MASKS = {f"{e}, {p}": {"experiment": e, "passes": p} for e in ("causal", "padding") for p in _PASSES}
+_LENGTHS = {f"{p}, N={n:,}": {"experiment": "length", "passes": p, "N": n} for p in _PASSES for n in (512, 2048, 16384)}
+
+
+def _ratios(columns: Mapping[str, Mapping[str, Any]], bench: Bench, file: str) -> str:
+    """Times relative to the baseline, a row per model."""
+    return f"From `{file}`:\n\n{_ratio_table(columns, bench)}"
+
+
+def _ratio_table(columns: Mapping[str, Mapping[str, Any]], bench: Bench) -> str:
     rows = _kernels(bench)
-    cells = [
-        [model, *(rows.text("ratio", alternative=model, **fields) for fields in columns.values())] for model in _MODELS
-    ]
-    return markdown_table(["", *columns], cells)
-
-
-def _by_shape(bench: Bench) -> str:
-    columns = {f"{p}, D={d}": {"experiment": "table", "passes": p, "D": d} for d in (32, 64) for p in _PASSES}
-    return _ratios(bench, columns)
-
-
-def _shapes(bench: Bench, file: str) -> str:
-    return f"From `{file}`:\n\n{_by_shape(bench)}"
-
-
-def _masks(bench: Bench, file: str) -> str:
-    columns = {f"{e}, {p}": {"experiment": e, "passes": p} for e in ("causal", "padding") for p in _PASSES}
-    return f"From `{file}`:\n\n{_ratios(bench, columns)}"
-
-
-def _lengths(bench: Bench, file: str) -> str:
-    columns = {f"{p}, N={n:,}": {"experiment": "length", "passes": p, "N": n} for p in _PASSES for n in _LENGTHS}
-    return f"From `{file}`:\n\n{_ratios(bench, columns)}"
+    return markdown_table(
+        ["", *columns],
+        [[name, *(rows.text("ratio", alternative=name, **fields) for fields in columns.values())] for name in _MODELS],
+    )
 
 
 def _memory(bench: Bench, file: str) -> str:
@@ -234,7 +224,7 @@ def _summary(bench: Bench, file: str) -> str:
     for name, make in (("train", _train_line), ("generate", _generate_line), ("sdpa", _sdpa_line)):
         if name in bench:
             lines.append(f"{make(bench)} (`{file.rpartition('/')[0]}/{name}.json`).")
-    return "\n\n".join([caption, _by_shape(bench), "\n".join(f"- {line}" for line in lines)])
+    return "\n\n".join([caption, _ratio_table(_SHAPES, bench), "\n".join(f"- {line}" for line in lines)])
 
 
 def _train_line(bench: Bench) -> str:
@@ -259,9 +249,9 @@ def _sdpa_line(bench: Bench) -> str:
 
 _PARTS: Mapping[str, tuple[str, Callable[[Bench, str], str]]] = {
     "bench": ("kernels", _summary),
-    "bench-shapes": ("kernels", _shapes),
-    "bench-masks": ("kernels", _masks),
-    "bench-lengths": ("kernels", _lengths),
+    "bench-shapes": ("kernels", partial(_ratios, _SHAPES)),
+    "bench-masks": ("kernels", partial(_ratios, _MASKS)),
+    "bench-lengths": ("kernels", partial(_ratios, _LENGTHS)),
     "bench-memory": ("kernels", _memory),
     "bench-usual": ("kernels", _unfused),
     "bench-decoding": ("kernels", _decoding),
