@@ -48,6 +48,13 @@ class Verdict:
     evidence: tuple[Evidence, ...]
 
 
+def decide(interval: Interval, *, margin: float = 0.0) -> Outcome:
+    """The outcome of "better", or with a margin of "comparable or better"."""
+    if interval.low > -margin:
+        return CONFIRMED
+    return CONTRADICTED if interval.high < -margin else INCONCLUSIVE
+
+
 @dataclass(frozen=True)
 class Claim:
     """One claim of the paper."""
@@ -72,10 +79,3 @@ class Claim:
         if not outcomes or NOT_MEASURED in outcomes:
             return Verdict(NOT_MEASURED, evidence)
         return Verdict(CONFIRMED if set(outcomes) == {CONFIRMED} else INCONCLUSIVE, evidence)
-
-
-def decide(interval: Interval, *, margin: float = 0.0) -> Outcome:
-    """The outcome of "better", or with a margin of "comparable or better"."""
-    if interval.low > -margin:
-        return CONFIRMED
-    return CONTRADICTED if interval.high < -margin else INCONCLUSIVE
