@@ -12,7 +12,7 @@ import typer
 from mgk._util.errors import Interrupted, UserError
 
 # Modules of the extra "train".
-_TRAIN_EXTRA = ("accelerate", "pydantic", "safetensors", "tensorboard", "transformers", "yaml")
+_TRAIN_EXTRA = ("accelerate", "markupsafe", "pydantic", "safetensors", "scipy", "tensorboard", "transformers", "yaml")
 
 
 @contextmanager
