@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from mgk.data.preparation import prepared as prepared
     from mgk.data.task_registry import TASKS as TASKS
     from mgk.data.task_registry import Task as Task
+    from mgk.data.tokenizers import byte_tokenizer as byte_tokenizer
+    from mgk.data.tokenizers import listops_tokenizer as listops_tokenizer
+    from mgk.data.tokenizers import tokenizer_for as tokenizer_for
+    from mgk.data.tokenizers import word_tokenizer as word_tokenizer
     from mgk.data.vocabularies import Vocabulary as Vocabulary
     from mgk.data.vocabularies import vocabulary as vocabulary
 
@@ -37,6 +41,7 @@ __all__, __getattr__, __dir__ = lazy_exports(
         "mgk.data.manifest": ["data_folder"],
         "mgk.data.preparation": ["prepare", "prepared"],
         "mgk.data.task_registry": ["TASKS", "Task"],
+        "mgk.data.tokenizers": ["byte_tokenizer", "listops_tokenizer", "tokenizer_for", "word_tokenizer"],
         "mgk.data.vocabularies": ["Vocabulary", "vocabulary"],
     },
 )

@@ -6,9 +6,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from mgk.data import listops, load, load_tokens, prepare
+from mgk.data import (
+    byte_tokenizer,
+    listops,
+    listops_tokenizer,
+    load,
+    load_tokens,
+    prepare,
+    tokenizer_for,
+    word_tokenizer,
+)
 from mgk.data.listops import official_source
-from mgk.data.tokenizers import byte_tokenizer, listops_tokenizer, tokenizer_for, word_tokenizer
 
 WORDS = ("<eos>", "the", "river", "<unk>", "é")
 # Everything that UTF-8 can write.
