@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mgk.functional.linear import api as linear
+from mgk.functional.linear import reference as linear
+from mgk.functional.linear.inputs import validate_inputs
 from mgk.functional.mixture import api as attention
 from mgk.nn import MixtureAttention
 
@@ -95,13 +96,9 @@ def _usage(layer: int, module: MixtureAttention, x: Tensor, options: dict[str, A
     is_causal = options.get("is_causal", False)
     if module.is_linear:
         assert module.feature_map is not None
-        phi_q, phi_k = linear.features(query, keys, module.feature_map)
-        products = phi_q.unsqueeze(2) @ phi_k.mT  # (1, H, M, L, S)
-        if log_prior is not None:
-            products = products * log_prior.exp().unsqueeze(3)
-        gamma = products / products.sum(2, keepdim=True).clamp_min(torch.finfo(products.dtype).tiny)
         mapped = {"feature_map": module.feature_map, "is_causal": is_causal}
-        weights = linear.linear_mixture_weights(query, keys, log_prior, **mapped)
+        inputs = validate_inputs(query, keys, log_prior=log_prior, **mapped)
+        weights, gamma = linear.weights(inputs), linear.responsibilities(inputs)  # (1, H, L, S), (1, H, M, L, S)
         deviation: Any = module.head_dim**0.25
     else:
         given = {"variance": module.variance(), "e_step": module.e_step, "is_causal": is_causal}

@@ -84,10 +84,12 @@ def _plan(settings: Settings, passes: Passes, inputs: Inputs, notes: dict[str, N
         with torch.set_grad_enabled(passes != "forward"):  # a backend may refuse, or lose to another, for its gradients
             auto = variants.auto_backend(name, inputs, settings.causal)
             backends = settings.backends or variants.backends_of(name)
-            reasons = {backend: variants.refusal(name, backend, inputs, settings.causal) for backend in backends}
+            reasons = {
+                backend: variants.unsupported_reason(name, backend, inputs, settings.causal) for backend in backends
+            }
         needed = reference_bytes(name, settings) / 1e9
         for backend, reason in reasons.items():
-            if reason is None and backend == "reference" and needed > settings.memory_limit_gb:
+            if reason is None and backend in ("reference", "eager") and needed > settings.memory_limit_gb:
                 reason = f"it needs about {needed:.2g} GB, the limit is {settings.memory_limit_gb:g} GB"
             if reason is not None:
                 notes[f"{name} by {backend} was not measured: {reason}"] = None

@@ -6,7 +6,7 @@ from typing import Literal, get_args
 Passes = Literal["forward", "forward+backward"]
 
 VARIANTS = ("softmax", "mgk", "mgk-hard", "smgk", "smgk-hard", "linear", "mlk", "smlk")
-BACKENDS = ("reference", "blockwise", "sdpa", "cpu")
+BACKENDS = ("reference", "eager", "blockwise", "sdpa", "cpu")
 PASSES: tuple[Passes, ...] = get_args(Passes)
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 DEVICES = ("cpu", "cuda", "mps", "xpu")

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from mgk.bench.settings import Settings
-from mgk.functional import available_backends, linear_mixture_attention, mixture_attention, shifted_mixture_attention
-from mgk.functional.linear import api as linear
-from mgk.functional.mixture import dispatch
-from mgk.functional.mixture.api import checked_call
-from mgk.functional.mixture.inputs import Call, compute_dtype
+from mgk.functional import backends, linear_mixture_attention, mixture_attention, shifted_mixture_attention
+from mgk.functional.linear.inputs import LinearInputs
+from mgk.functional.linear.inputs import validate_inputs as validate_linear_inputs
+from mgk.functional.mixture.inputs import AttentionInputs, compute_dtype, validate_inputs
+from mgk.variants import Family
 
 
 class Inputs(NamedTuple):
@@ -112,39 +112,37 @@ BY_NAME = {
 
 def backends_of(name: str) -> tuple[str, ...]:
     """The backends that there are for the variant, ready or not."""
-    return linear.BACKENDS[1:] if BY_NAME[name].is_linear else tuple(available_backends())
+    return backends.backend_names(_family(name))[1:]
 
 
-def refusal(name: str, backend: str, inputs: Inputs, is_causal: bool) -> str | None:
+def unsupported_reason(name: str, backend: str, inputs: Inputs, is_causal: bool) -> str | None:
     """Why the backend cannot serve the variant; None when it can."""
     if backend not in backends_of(name):
         return "it has no such backend"
-    if BY_NAME[name].is_linear:
-        return None
-    status = available_backends()[backend]
-    if status != "ready":
-        return status
-    return dispatch.BACKENDS[backend].refusal(_call(name, inputs, is_causal))
+    return backends.BACKENDS[_family(name)][backend].unsupported_reason(_validated(name, inputs, is_causal))
 
 
 def auto_backend(name: str, inputs: Inputs, is_causal: bool) -> str:
     """The backend that ``backend="auto"`` takes."""
-    return "blockwise" if BY_NAME[name].is_linear else dispatch.choose(_call(name, inputs, is_causal))
+    return backends.select(_family(name), _validated(name, inputs, is_causal)).name
 
 
-def _call(name: str, x: Inputs, is_causal: bool) -> Call:
-    """What the dispatcher is asked about."""
-    is_softmax, is_shifted, is_hard = name == "softmax", name.startswith("smgk"), name.endswith("-hard")
-    return checked_call(
+def _family(name: str) -> Family:
+    return "linear" if BY_NAME[name].is_linear else "softmax"
+
+
+def _validated(name: str, x: Inputs, is_causal: bool) -> AttentionInputs | LinearInputs:
+    """The inputs that a backend is selected for."""
+    if BY_NAME[name].is_linear:
+        return validate_linear_inputs(x.query, x.keys, x.value, is_causal=is_causal)
+    is_softmax, is_shifted = name == "softmax", name.startswith("smgk")
+    return validate_inputs(
         x.query,
         x.key.unsqueeze(2) if is_softmax or is_shifted else x.keys,
-        x.shifts if is_shifted else None,
         x.value,
+        shifts=x.shifts if is_shifted else None,
         log_prior=None if is_softmax else _per_position(x.log_prior),
-        variance=None,
         kernel="dot" if is_softmax else "gaussian",
-        e_step="hard" if is_hard else "soft",
-        attn_mask=None,
+        e_step="hard" if name.endswith("-hard") else "soft",
         is_causal=is_causal,
-        dropout_p=0.0,
     )

@@ -9,9 +9,8 @@ from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
 
 from mgk.functional import validation
-from mgk.functional.linear.feature_maps import FeatureMapName
-from mgk.functional.mixture.inputs import EStep
 from mgk.nn.attention import Variant, check_options
+from mgk.variants import EStep, FeatureMapName
 
 Position = Literal["learned", "sinusoidal", "rotary", "none"]
 Pooling = Literal["mean", "cls"]

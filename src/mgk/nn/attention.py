@@ -5,20 +5,22 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from mgk.functional import masks, precision, validation
+from mgk.functional import masks, validation
+from mgk.functional.backends import backend_names
 from mgk.functional.linear import api as linear
 from mgk.functional.linear import feature_maps
 from mgk.functional.linear.feature_maps import FeatureMap
+from mgk.functional.linear.inputs import validate_inputs as validate_linear_inputs
 from mgk.functional.mixture import api as attention
 from mgk.functional.mixture import em_statistics
-from mgk.functional.mixture.dispatch import BACKENDS
-from mgk.functional.mixture.inputs import Call, EStep
+from mgk.functional.mixture.inputs import AttentionInputs, validate_inputs
 from mgk.nn.caches import KeyValueCache, StateCache
 from mgk.nn.em import EMModule, is_first_pass
 from mgk.nn.feature_maps import make_feature_map
 from mgk.nn.priors import EMPrior, LearnedPrior, UniformPrior, make_prior
 from mgk.nn.rotary import rotate
 from mgk.nn.variances import ConstantVariance, EMVariance, LearnedVariance, make_variance
+from mgk.variants import EStep
 
 Variant = Literal["softmax", "linear", "mgk", "smgk", "mlk", "smlk"]
 Cache = KeyValueCache | StateCache
@@ -207,23 +209,23 @@ class MixtureAttention(nn.Module):
         log_prior, mask = self.log_prior(num_keys), _join_masks(attn_mask, key_mask, query, num_keys)
         if cache is not None:
             keys, value = cache.append(keys, value)
-        call = attention.checked_call(
+        inputs = validate_inputs(
             query,
             keys,
-            self.shifts,
             value,
-            log_prior,
-            self.variance(),
-            "dot" if self.variant == "softmax" else "gaussian",
-            self.e_step,
-            mask,
-            is_causal,
-            self.dropout if self.training else 0.0,
+            shifts=self.shifts,
+            log_prior=log_prior,
+            variance=self.variance(),
+            kernel="dot" if self.variant == "softmax" else "gaussian",
+            e_step=self.e_step,
+            attn_mask=mask,
+            is_causal=is_causal,
+            dropout_p=self.dropout if self.training else 0.0,
         )
-        heads = attention.attend(call, self.backend)
+        heads = attention.attend(inputs, self.backend)
         if self._counts(cache):
-            self._observe(call, query_mask)
-        return heads, attention.weights(call) if need_weights else None
+            self._observe(inputs, query_mask)
+        return heads, attention.weights(inputs) if need_weights else None
 
     def _linear(
         self,
@@ -245,28 +247,23 @@ class MixtureAttention(nn.Module):
         if self.shifts is not None:
             keys = keys + self.shifts[None, :, :, None].to(keys.dtype)
         log_prior = self.log_prior(keys.shape[3], past)
-        options: dict[str, Any] = {"feature_map": self.feature_map, "key_mask": key_mask, "is_causal": is_causal}
-        heads, state = linear.linear_mixture_attention(
+        inputs = validate_linear_inputs(
             query,
             keys,
             value,
             log_prior,
-            **options,
+            feature_map=self.feature_map,
+            key_mask=key_mask,
+            is_causal=is_causal,
             initial_state=None if cache is None else cache.state,
-            return_state=True,
-            backend=self.backend,
         )
+        heads, state = linear.attend(inputs, self.backend)
         if cache is not None:
             cache.append(state, keys.shape[3])
         if self._counts(cache):
             assert isinstance(self.prior, EMPrior)
-            with torch.no_grad(), precision.without_autocast(query):
-                phi_q, phi_k = linear.features(query, keys, self.feature_map)
-                self.prior.observe(
-                    em_statistics.linear_counts(phi_q, phi_k, log_prior, key_mask, query_mask, is_causal)
-                )
-        weights = linear.linear_mixture_weights(query, keys, log_prior, **options) if need_weights else None
-        return heads, weights
+            self.prior.observe(linear.counts(inputs, query_mask, self.backend))
+        return heads, linear.weights(inputs) if need_weights else None
 
     def log_prior(self, num_keys: int, first_key: int = 0) -> Tensor | None:
         """Log pi_jr, with -(D/2) log sigma_r^2 (Eq. 7's normaliser, which Eq. 9 drops) unless sigma is constant."""
@@ -282,17 +279,16 @@ class MixtureAttention(nn.Module):
         return has_em and self.training and cache is None and is_first_pass()
 
     @torch.no_grad()
-    def _observe(self, call: Call, query_mask: Tensor | None) -> None:
+    def _observe(self, inputs: AttentionInputs, query_mask: Tensor | None) -> None:
         """Hand the statistics of a training forward to the prior and the variance."""
-        with precision.without_autocast(call.query):
-            if isinstance(self.variance, EMVariance):
-                sums = em_statistics.moments(call, query_mask)
-                counts = sums.counts
-                self.variance.observe(counts, em_statistics.squared_distances(call, sums))
-            else:
-                counts = em_statistics.counts(call, query_mask)
-            if isinstance(self.prior, EMPrior):
-                self.prior.observe(counts)
+        if isinstance(self.variance, EMVariance):
+            sums = em_statistics.moments(inputs, query_mask, self.backend)
+            counts = sums.counts
+            self.variance.observe(counts, em_statistics.squared_distances(inputs, sums))
+        else:
+            counts = em_statistics.counts(inputs, query_mask, self.backend)
+        if isinstance(self.prior, EMPrior):
+            self.prior.observe(counts)
 
     def _check_inputs(
         self, x: Any, context: Any, attn_mask: Any, is_causal: Any, rotary: Any, cache: Any, need_weights: Any
@@ -368,7 +364,7 @@ def check_options(
     feature_maps.check(feature_map)
     validation.probability("dropout", dropout)
     validation.flag("bias", bias)
-    validation.option("backend", backend, linear.BACKENDS if variant in _LINEAR else ("auto", *BACKENDS))
+    validation.option("backend", backend, backend_names("linear" if variant in _LINEAR else "softmax"))
     is_constant = variance == "constant" or isinstance(variance, ConstantVariance)
     if e_step == "hard" and not is_constant:
         raise ValueError("e_step='hard' compares distances alone: it needs variance='constant'")

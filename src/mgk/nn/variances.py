@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from mgk.functional import validation
+from mgk.functional.mixture.em_statistics import VARIANCE_FLOOR
 from mgk.functional.mixture.inputs import compute_dtype
-from mgk.functional.mixture.reference import VARIANCE_FLOOR
 from mgk.nn.em import EMModule, checked_momentum, counted_once, over_ranks
 
 
