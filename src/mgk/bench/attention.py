@@ -54,7 +54,7 @@ def _plan(settings: AttentionSettings, passes: Passes, x: calls.Inputs, notes: d
             reasons = {backend: calls.unsupported_reason(name, backend, x, settings.causal) for backend in backends}
         needed = reference_bytes(name, settings, itemsize) / 1e9
         for backend, reason in reasons.items():
-            if reason is None and backend == "reference" and needed > settings.memory_limit_gb:
+            if reason is None and backend in ("reference", "eager") and needed > settings.memory_limit_gb:
                 reason = f"it needs about {needed:.2g} GB, the limit is {settings.memory_limit_gb:g} GB"
             if reason is not None:
                 notes[f"{name} by {backend} was not measured: {reason}"] = None

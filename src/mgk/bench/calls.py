@@ -11,11 +11,16 @@ from torch.nn.functional import scaled_dot_product_attention
 from mgk.bench.registry import HARD, AttentionShape, Passes
 from mgk.bench.runner import BenchError
 from mgk.bench.timing import Work
-from mgk.functional import available_backends, linear_mixture_attention, mixture_attention, shifted_mixture_attention
-from mgk.functional.linear import api as linear
-from mgk.functional.mixture import dispatch
-from mgk.functional.mixture.api import checked_call
-from mgk.functional.mixture.inputs import Call, compute_dtype
+from mgk.functional import (
+    available_backends,
+    backends,
+    linear_mixture_attention,
+    mixture_attention,
+    shifted_mixture_attention,
+)
+from mgk.functional.linear.inputs import LinearInputs
+from mgk.functional.linear.inputs import validate_inputs as validate_linear_inputs
+from mgk.functional.mixture.inputs import AttentionInputs, compute_dtype, validate_inputs
 from mgk.variants import VARIANTS, VariantSpec
 
 
@@ -134,36 +139,33 @@ def require_kernels() -> None:
 
 def backends_of(name: str) -> tuple[str, ...]:
     """The backends of a variant, ready or not."""
-    return linear.BACKENDS[1:] if spec_of(name).is_linear else tuple(available_backends())
+    return backends.backend_names(spec_of(name).family)[1:]
 
 
 def unsupported_reason(name: str, backend: str, x: Inputs, is_causal: bool) -> str | None:
     """Why the backend cannot serve the variant; None if it can."""
     if backend not in backends_of(name):
         return "it has no such backend"
-    if spec_of(name).is_linear:
-        return None
-    status = available_backends()[backend]
-    return status if status != "ready" else dispatch.BACKENDS[backend].refusal(_call(name, x, is_causal))
+    return backends.BACKENDS[spec_of(name).family][backend].unsupported_reason(_validated(name, x, is_causal))
 
 
 def auto_backend(name: str, x: Inputs, is_causal: bool) -> str:
     """The backend that ``backend="auto"`` takes."""
-    return "blockwise" if spec_of(name).is_linear else dispatch.choose(_call(name, x, is_causal))
+    return backends.select(spec_of(name).family, _validated(name, x, is_causal)).name
 
 
-def _call(name: str, x: Inputs, is_causal: bool) -> Call:
+def _validated(name: str, x: Inputs, is_causal: bool) -> AttentionInputs | LinearInputs:
+    """The inputs that a backend is selected for."""
     spec = spec_of(name)
-    return checked_call(
+    if spec.is_linear:
+        return validate_linear_inputs(x.query, x.keys, x.value, is_causal=is_causal)
+    return validate_inputs(
         x.query,
         x.keys if spec.keys == "projected" else x.key.unsqueeze(2),
-        x.shifts if spec.is_shifted else None,
         x.value,
+        shifts=x.shifts if spec.is_shifted else None,
         log_prior=x.log_prior[None, :, :, None] if spec.is_mixture else None,
-        variance=None,
         kernel="gaussian" if spec.is_mixture else "dot",
         e_step="hard" if name.endswith(HARD) else "soft",
-        attn_mask=None,
         is_causal=is_causal,
-        dropout_p=0.0,
     )

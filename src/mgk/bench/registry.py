@@ -13,7 +13,7 @@ from mgk.variants import DEFAULT_NUM_MIXTURES, VARIANTS
 Passes = Literal["forward", "forward+backward"]
 
 PASSES: tuple[Passes, ...] = get_args(Passes)
-BACKENDS = ("reference", "blockwise", "sdpa", "cpu")
+BACKENDS = ("reference", "eager", "blockwise", "sdpa", "cpu")
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 DEVICES = ("cpu", "cuda", "mps", "xpu")
 HARD = "-hard"

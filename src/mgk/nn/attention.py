@@ -6,14 +6,15 @@ import torch
 from torch import Tensor, nn
 
 from mgk import variants
-from mgk.functional import masks, precision, validation
+from mgk.functional import masks, validation
+from mgk.functional.backends import backend_names
 from mgk.functional.linear import api as linear
 from mgk.functional.linear import feature_maps
 from mgk.functional.linear.feature_maps import FeatureMap
+from mgk.functional.linear.inputs import validate_inputs as validate_linear_inputs
 from mgk.functional.mixture import api as attention
 from mgk.functional.mixture import em_statistics
-from mgk.functional.mixture.dispatch import BACKENDS
-from mgk.functional.mixture.inputs import Call
+from mgk.functional.mixture.inputs import AttentionInputs, validate_inputs
 from mgk.nn.caches import Cache, KeyValueCache, StateCache
 from mgk.nn.em import EMModule, check_sizes, is_recomputing
 from mgk.nn.feature_maps import make_feature_map
@@ -218,14 +219,23 @@ class MixtureAttention(nn.Module):
             mask = masks.join(mask, key_mask[:, None, None])
         if cache is not None:
             keys, value = cache.append(keys, value)
-        kernel = "dot" if self.variant == "softmax" else "gaussian"
-        dropout = self.dropout if self.training else 0.0
-        inputs = (query, keys, self.shifts, value, log_prior, self.variance())
-        call = attention.checked_call(*inputs, kernel, self.e_step, mask, options.is_causal, dropout)
-        heads = attention.attend(call, self.backend)
+        inputs = validate_inputs(
+            query,
+            keys,
+            value,
+            shifts=self.shifts,
+            log_prior=log_prior,
+            variance=self.variance(),
+            kernel="dot" if self.variant == "softmax" else "gaussian",
+            e_step=self.e_step,
+            attn_mask=mask,
+            is_causal=options.is_causal,
+            dropout_p=self.dropout if self.training else 0.0,
+        )
+        heads = attention.attend(inputs, self.backend)
         if self._collects_statistics(cache):
-            self._observe(call, options.query_mask)
-        return heads, attention.weights(call) if options.need_weights else None
+            self._observe(inputs, options.query_mask)
+        return heads, attention.weights(inputs) if options.need_weights else None
 
     def _linear(
         self, query: Tensor, keys: Tensor, value: Tensor, key_mask: Tensor | None, options: _Options
@@ -238,22 +248,23 @@ class MixtureAttention(nn.Module):
             key_mask = key_mask[:, past:]  # the state is masked already
         if self.shifts is not None:
             keys = keys + self.shifts[None, :, :, None].to(keys.dtype)
-        log_prior = self.log_prior(added, past)
-        given: dict[str, Any] = {"feature_map": self.feature_map, "key_mask": key_mask, "is_causal": options.is_causal}
-        past_state = None if cache is None else cache.state
-        heads, state = linear.linear_mixture_attention(
-            query, keys, value, log_prior, **given, initial_state=past_state, return_state=True, backend=self.backend
+        inputs = validate_linear_inputs(
+            query,
+            keys,
+            value,
+            self.log_prior(added, past),
+            feature_map=self.feature_map,
+            key_mask=key_mask,
+            is_causal=options.is_causal,
+            initial_state=None if cache is None else cache.state,
         )
+        heads, state = linear.attend(inputs, self.backend)
         if cache is not None:
             cache.append(state, added)
         if self._collects_statistics(cache):
             assert isinstance(self.prior, EMPrior)
-            with torch.no_grad(), precision.without_autocast(query):
-                phi_q, phi_k = linear.features(query, keys, self.feature_map)
-                pairs = (key_mask, options.query_mask, options.is_causal)
-                self.prior.observe(em_statistics.linear_counts(phi_q, phi_k, log_prior, *pairs))
-        weights = linear.linear_mixture_weights(query, keys, log_prior, **given) if options.need_weights else None
-        return heads, weights
+            self.prior.observe(linear.counts(inputs, options.query_mask, self.backend))
+        return heads, linear.weights(inputs) if options.need_weights else None
 
     def _collects_statistics(self, cache: Cache | None) -> bool:
         """Whether the M-step counts this forward."""
@@ -261,17 +272,16 @@ class MixtureAttention(nn.Module):
         return has_em and self.training and cache is None and not is_recomputing()
 
     @torch.no_grad()
-    def _observe(self, call: Call, query_mask: Tensor | None) -> None:
-        """Add the statistics of a training forward to the prior and the variance."""
-        with precision.without_autocast(call.query):
-            if isinstance(self.variance, EMVariance):
-                sums = em_statistics.moments(call, query_mask)
-                counts = sums.counts
-                self.variance.observe(counts, em_statistics.squared_distances(call, sums))
-            else:
-                counts = em_statistics.counts(call, query_mask)
-            if isinstance(self.prior, EMPrior):
-                self.prior.observe(counts)
+    def _observe(self, inputs: AttentionInputs, query_mask: Tensor | None) -> None:
+        """Hand the statistics of a training forward to the prior and the variance."""
+        if isinstance(self.variance, EMVariance):
+            sums = em_statistics.moments(inputs, query_mask, self.backend)
+            counts = sums.counts
+            self.variance.observe(counts, em_statistics.squared_distances(inputs, sums))
+        else:
+            counts = em_statistics.counts(inputs, query_mask, self.backend)
+        if isinstance(self.prior, EMPrior):
+            self.prior.observe(counts)
 
     def _check_tokens(self, x: Any, context: Any, rotary: Any, cache: Any) -> None:
         for name, tensor, dims in (("x", x, "BLC"), ("context", context, "BSC")):
@@ -323,7 +333,7 @@ def check_options(**options: Any) -> None:
     validation.probability("dropout", options["dropout"])
     validation.flag("bias", options["bias"])
     variant = VARIANTS[options["variant"]]
-    validation.option("backend", options["backend"], linear.BACKENDS if variant.is_linear else ("auto", *BACKENDS))
+    validation.option("backend", options["backend"], backend_names(variant.family))
 
     is_hard = options["e_step"] == "hard"
     is_constant = options["variance"] == "constant" or isinstance(options["variance"], ConstantVariance)

@@ -8,8 +8,8 @@ import math
 import torch
 from torch import Tensor, nn
 
+from mgk.functional.mixture.em_statistics import VARIANCE_FLOOR
 from mgk.functional.mixture.inputs import compute_dtype
-from mgk.functional.mixture.reference import VARIANCE_FLOOR
 from mgk.nn.em import EMModule, all_reduce_sum, check_sizes, zero_if_recomputing
 
 

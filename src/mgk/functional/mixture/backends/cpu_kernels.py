@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mgk.functional.mixture.operators import Options
-from mgk.functional.mixture.score_features import Bilinear
+from mgk.functional.mixture.features import Options, ScoreFeatures
 
 # In the order of the enum Set in csrc/library.cpp, the best last.
 INSTRUCTION_SETS = ("plain", "avx2", "avx512")
@@ -100,11 +99,11 @@ def instruction_set() -> str:
     return wanted
 
 
-def run(name: str, form: Bilinear, options: Options, **fields: Any) -> None:
+def run(name: str, form: ScoreFeatures, options: Options, **fields: Any) -> None:
     """Call ``mgk_{name}``; tensors among the fields are contiguous and alive until it returns."""
-    batch, heads, mixtures, num_keys = form.column.shape
+    batch, heads, mixtures, num_keys = form.key_bias.shape
     num_queries, width = form.query.shape[2:]
-    tensors = {"query": form.query, "keys": form.keys, "row": form.row, "column": form.column}
+    tensors = {"query": form.query, "keys": form.keys, "row": form.query_bias, "column": form.key_bias}
     tensors |= {key: x for key, x in fields.items() if isinstance(x, Tensor)}
     work = batch * heads * mixtures * num_queries * num_keys * width
     problem = _Problem(
@@ -114,7 +113,7 @@ def run(name: str, form: Bilinear, options: Options, **fields: Any) -> None:
         num_queries=num_queries,
         num_keys=num_keys,
         width=width,
-        shared=form.row is not None,
+        shared=form.query_bias is not None,
         hard=options.is_hard,
         causal=options.is_causal,
         is_double=form.query.dtype == torch.float64,
@@ -125,25 +124,21 @@ def run(name: str, form: Bilinear, options: Options, **fields: Any) -> None:
     _call(name, problem)
 
 
-def can_count(form: Bilinear) -> bool:
-    """Whether :func:`counts` serves the form."""
-    on_cpu = form.query.device.type == "cpu"
-    return STATUS == "ready" and on_cpu and form.column.shape[2] <= MOST_MIXTURES and form.query.numel() > 0
-
-
-def counts(form: Bilinear, mask: Tensor | None, query_mask: Tensor | None, is_hard: bool, is_causal: bool) -> Tensor:
+def counts(
+    form: ScoreFeatures, mask: Tensor | None, query_mask: Tensor | None, is_hard: bool, is_causal: bool
+) -> Tensor:
     """N_jr = sum_i gamma_ijr (B, H, M, S), over the queries of ``query_mask`` (B, L)."""
     form = contiguous(form)
-    out = torch.empty_like(form.column)
+    out = torch.empty_like(form.key_bias)
     weight = None if query_mask is None else query_mask.to(out.dtype).contiguous()
-    fields = mask_fields(mask, (*form.query.shape[:3], form.column.shape[3]))
+    fields = mask_fields(mask, (*form.query.shape[:3], form.key_bias.shape[3]))
     run("count", form, Options(is_hard, is_causal, 0.0), **fields, query_weight=weight, counts=out)
     return out
 
 
-def contiguous(form: Bilinear) -> Bilinear:
+def contiguous(form: ScoreFeatures) -> ScoreFeatures:
     """The form as the kernels read it."""
-    return Bilinear._make(x if x is None else x.contiguous() for x in form)
+    return ScoreFeatures._make(x if x is None else x.contiguous() for x in form)
 
 
 def decode(
