@@ -22,8 +22,8 @@ def refusal(call: Call) -> str | None:
         return f"it is {cpu_kernels.STATUS}"
     if call.query.device.type != "cpu":
         return f"the tensors are on {call.query.device.type}"
-    if call.num_mixtures > cpu_kernels.MOST_MIXTURES:
-        return f"it has room for {cpu_kernels.MOST_MIXTURES} components, not {call.num_mixtures}"
+    if call.num_mixtures > cpu_kernels.MAX_COMPONENTS:
+        return f"it has room for {cpu_kernels.MAX_COMPONENTS} components, not {call.num_mixtures}"
     if call.attn_mask is not None and call.attn_mask.requires_grad and torch.is_grad_enabled():
         return "it has no gradient for attn_mask"
     return None
@@ -67,7 +67,7 @@ def _forward(form: Bilinear, value: Tensor, mask: Tensor | None, seed: Tensor | 
     out = value.new_empty(*form.query.shape[:3], value.shape[-1])
     peak, total = value.new_empty(form.query.shape[:3]), value.new_empty(form.query.shape[:3])
     fields = _fields(form, value, mask, seed, options)
-    cpu_kernels.run("forward", form, options, **fields, out=out, peak=peak, total=total)
+    cpu_kernels.run("forward", form, options, **fields, out=out, row_max=peak, row_sum=total)
     return Saved(out, peak, total)
 
 
@@ -85,10 +85,11 @@ def _backward(
     form, value, grad = cpu_kernels.contiguous(form), value.contiguous(), grad.contiguous()
     d_query, d_keys, d_column, d_value = (torch.empty_like(x) for x in (form.query, form.keys, form.column, value))
     d_row, d_affine = (x if x is None else torch.empty_like(x) for x in (form.row, form.affine))
-    gradients = {"d_query": d_query, "d_keys": d_keys, "d_row": d_row, "d_column": d_column, "d_value": d_value}
-    gradients["d_affine"] = d_affine
+    gradients = {"d_query": d_query, "d_keys": d_keys, "d_query_bias": d_row, "d_key_bias": d_column}
+    gradients |= {"d_score_affine": d_affine, "d_value": d_value, "grad": grad}
+    gradients |= {"out": saved.out, "row_max": saved.peak, "row_sum": saved.total}
     fields = _fields(form, value, mask, seed, options)
-    cpu_kernels.run("backward", form, options, **fields, **gradients, grad=grad, **saved._asdict())
+    cpu_kernels.run("backward", form, options, **fields, **gradients)
     return Gradients(d_query, d_keys, d_row, d_column, d_affine, d_value, None)
 
 
