@@ -34,8 +34,8 @@ class Cpu(OperatorBackend):
             return f"it is {self.status()}"
         if inputs.query.device.type != "cpu":
             return f"the tensors are on {inputs.query.device.type}"
-        if inputs.num_mixtures > cpu_kernels.MOST_MIXTURES:
-            return f"it has room for {cpu_kernels.MOST_MIXTURES} components, not {inputs.num_mixtures}"
+        if inputs.num_mixtures > cpu_kernels.MAX_COMPONENTS:
+            return f"it has room for {cpu_kernels.MAX_COMPONENTS} components, not {inputs.num_mixtures}"
         if needs_grad(inputs.attn_mask):
             return "it has no gradient for attn_mask"
         return "it has counts, no moments" if task == "moments" else None
@@ -62,7 +62,7 @@ class Cpu(OperatorBackend):
         features, value = cpu_kernels.contiguous(inputs.features), inputs.value.contiguous()
         d_features = ScoreFeatures._make(x if x is None else torch.empty_like(x) for x in features)
         d_value = torch.empty_like(value)
-        names = ("d_query", "d_keys", "d_row", "d_column", "d_affine", "d_value")
+        names = ("d_query", "d_keys", "d_query_bias", "d_key_bias", "d_score_affine", "d_value")
         fields = _fields(inputs, value, result) | dict(zip(names, (*d_features, d_value), strict=True))
         cpu_kernels.run("backward", features, inputs.options, **fields, grad=grad.contiguous())
         return d_features, d_value, None
@@ -80,8 +80,8 @@ def _fields(inputs: OperatorInputs, value: Tensor, result: ForwardResult) -> dic
         "value": value,
         "value_width": value.shape[-1],
         "out": result.out,
-        "peak": result.row_max,
-        "total": result.row_sum,
+        "row_max": result.row_max,
+        "row_sum": result.row_sum,
         **cpu_kernels.mask_fields(inputs.mask, pairs),
         **cpu_kernels.dropout_fields(inputs.seed, inputs.options.dropout_p),
     }
