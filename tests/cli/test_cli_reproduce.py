@@ -108,7 +108,7 @@ def test_the_report_is_one_page_or_fills_documents(reproduced, place):
     assert page.as_uri() in result.stdout
     text = page.read_text()
     assert "Figure 2: attention maps and ranks on Retrieval" in text
-    assert "made-up data" in text
+    assert "The data are synthetic" in text
     document.write_text("<!-- generated: fig2 -->\n<!-- end of generated: fig2 -->\n")
     result = run("report", "--results", place / "results", "--markdown", document)
     assert result.exit_code == 0, result.stderr
@@ -125,21 +125,21 @@ def test_the_report_reads_any_folder_of_runs(reproduced, place):
 
 
 def test_maps_are_drawn(mixture_run, tmp_path):
-    picture, numbers = tmp_path / "maps.png", tmp_path / "maps.json"
-    result = run("analyze", "maps", mixture_run, "--layers", "2", "--out", picture, "--json", numbers)
+    image, numbers = tmp_path / "maps.png", tmp_path / "maps.json"
+    result = run("analyze", "maps", mixture_run, "--layers", "2", "--out", image, "--json", numbers)
     assert result.exit_code == 0, result.stderr
-    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert image.read_bytes().startswith(b"\x89PNG")
     assert [(item["layer"], item["head"]) for item in json.loads(numbers.read_bytes())["maps"]] == [(2, 1), (2, 2)]
-    assert "Where the average query" in result.stdout
+    assert "Attention of the average query" in result.stdout
 
 
 def test_ranks_redundancy_and_mixtures_are_measured(mixture_run, tmp_path):
     numbers = tmp_path / "numbers.json"
-    result = run("analyze", "ranks", mixture_run, "--count", 4, "--json", numbers)
+    result = run("analyze", "ranks", mixture_run, "--samples", 4, "--json", numbers)
     assert result.exit_code == 0, result.stderr
     assert [len(layer["ranks"]) for layer in json.loads(numbers.read_bytes())["layers"]] == [4, 4]
     result = run("analyze", "redundancy", mixture_run, "--examples", 2, "--json", numbers)
-    assert "mean over pairs of one layer: 0." in result.stdout
+    assert "mean within layers: 0." in result.stdout
     assert len(json.loads(numbers.read_bytes())["similarity"]) == 4
     result = run("analyze", "mixtures", mixture_run, "--examples", 2, "--json", numbers)
     assert "priors" in result.stdout

@@ -1,4 +1,4 @@
-"""A comparison made up for the tests of its page."""
+"""A synthetic comparison for the tests of its page."""
 
 import numpy as np
 

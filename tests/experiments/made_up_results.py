@@ -1,4 +1,4 @@
-"""Records that nobody has measured, for what is made from records."""
+"""Synthetic results for the tests of tables, figures, claims and pages."""
 
 import numpy as np
 
@@ -22,8 +22,8 @@ def record(task, model, seed, *, share=0.6, preset="laptop", chance=0.5, perplex
     """A trial with so many right answers, or this perplexity."""
     trial = Trial(preset, task, model, seed)
     generator = np.random.Generator(np.random.PCG64([seed, *map(ord, task)]))
-    luck = generator.random(EXAMPLES)  # the same for all models: harder examples are harder for all
-    correct = tuple(bool(value) for value in luck < share)
+    difficulty = generator.random(EXAMPLES)  # the same for all models: harder examples are harder for all
+    correct = tuple(bool(value) for value in difficulty < share)
     is_language = task.startswith("wikitext")
     values = {"test_loss": 1.0, "test_accuracy": float(np.mean(correct))}
     if is_language:
@@ -81,8 +81,8 @@ def record(task, model, seed, *, share=0.6, preset="laptop", chance=0.5, perplex
     )
 
 
-def inside(task, model, seed=0, *, rank=20, alike=0.5, layers=2, preset="laptop"):
-    """What nobody has seen in a model."""
+def analysis(task, model, seed=0, *, rank=20, similarity=0.5, layers=2, preset="laptop"):
+    """A synthetic analysis of a model."""
     generator = np.random.Generator(np.random.PCG64(model.heads))
     weights = generator.random((layers, model.heads, 12, 12)).astype(np.float32)
     weights /= weights.sum(-1, keepdims=True)
@@ -98,7 +98,7 @@ def inside(task, model, seed=0, *, rank=20, alike=0.5, layers=2, preset="laptop"
         tokens=48,
         maps=AttentionMaps(weights, tuple(range(layers)), tuple(range(model.heads))),
         ranks=tuple(LayerRanks(ranks=ranks, effective=(5.0,) * 40, lengths=(48,) * 40) for _ in range(layers)),
-        alike=tuple(alike + 0.01 * number for number in range(5)) if model.heads > 1 else (),
+        head_similarity=tuple(similarity + 0.01 * number for number in range(5)) if model.heads > 1 else (),
         usage=(usage,) * layers if model.is_mixture else (),
     )
 
@@ -108,7 +108,7 @@ SHARES = {"softmax": 0.70, "linear": 0.66, "mgk": 0.74, "smgk": 0.78, "mlk": 0.6
 
 
 def everything(seeds=3, preset="laptop"):
-    """Records of every trial of the laptop's tables and figures, and what is seen in their models."""
+    """Records of every trial of the laptop's tables and figures, and analyses of their models."""
     trials = {trial for experiment in EXPERIMENTS.values() for trial in experiment.trials(preset, seeds=seeds)}
     records = [
         record(
@@ -121,7 +121,7 @@ def everything(seeds=3, preset="laptop"):
         for trial in sorted(trials, key=lambda trial: trial.name)
     ]
     looks = {trial for item in EXPERIMENTS.values() if item.kind == "maps" for trial in item.trials(preset)}
-    seen = [inside(trial.task, trial.model, rank=30 if trial.model.is_mixture else 20) for trial in looks]
+    seen = [analysis(trial.task, trial.model, rank=30 if trial.model.is_mixture else 20) for trial in looks]
     return records, seen
 
 

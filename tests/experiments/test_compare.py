@@ -48,7 +48,7 @@ def test_a_comparison_ends_with_a_table_and_a_page(compared):
     assert f"attention maps: {page.as_uri()}" in result.stdout
     assert "softmax:2" in result.stdout
     assert "mgk:1" in result.stdout
-    assert "made-up data" in page.read_text()
+    assert "The data are synthetic" in page.read_text()
     comparison = Comparison.from_json(json.loads((out / "comparison.json").read_text()))
     assert (comparison.seeds, comparison.steps, comparison.data) == ((0, 1), 4, "synthetic-listops")
     baseline, candidate = comparison.results

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made_up_results import MGK, SOFTMAX, inside, record, stored
+from made_up_results import MGK, SOFTMAX, analysis, record, stored
 
 from mgk._util.machine import describe
 from mgk._util.progress import duration
@@ -65,7 +65,7 @@ def test_lists_of_numbers_are_on_one_line():
 
 
 def test_what_is_seen_in_a_model_comes_back(tmp_path):
-    store, seen = ResultStore(tmp_path), inside("retrieval", replace(MGK, heads=2))
+    store, seen = ResultStore(tmp_path), analysis("retrieval", replace(MGK, heads=2))
     write_analysis(store, seen)
     found = read_analysis(store, seen.trial)
     assert found is not None

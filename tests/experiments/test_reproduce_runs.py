@@ -82,7 +82,7 @@ def test_cells_are_run_once_and_looked_into(tmp_path):
     assert seen is not None
     assert seen.maps.weights.shape[:2] == (1, 2)
     assert len(seen.ranks[0].ranks) == 6
-    assert len(seen.alike) == 16
+    assert len(seen.head_similarity) == 16
     assert len(seen.usage[0].prior) == 2
     assert not (mgk.place(runs) / "checkpoints").exists()
     assert (mgk.place(runs) / "model").is_dir()

@@ -6,9 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mgk.experiments.evidence.claims import verdicts_json
-from mgk.experiments.evidence.decision_rules import Findings
-from mgk.experiments.evidence.effects import Measured
-from mgk.experiments.model_analysis import ModelAnalysis, by_model
+from mgk.experiments.evidence.effects import ExperimentResults
+from mgk.experiments.model_analysis import ModelAnalysis
 from mgk.experiments.render.bench_tables import BENCH, Bench, read_bench
 from mgk.experiments.render.figures import Figure, make_figure
 from mgk.experiments.render.tables import Table, make_table, markdown
@@ -36,7 +35,7 @@ class Outputs:
     """All that a page is made of, at a preset.
 
     Attributes:
-        findings: the records, and what is seen in models.
+        results: the records and the analyses of models, by task, model and seed.
         records: the records.
         tables: by experiment, those that something was measured for.
         figures: likewise.
@@ -44,7 +43,7 @@ class Outputs:
         bench: the files of the benchmarks, by name.
     """
 
-    findings: Findings
+    results: ExperimentResults
     records: tuple[TrialResult, ...]
     tables: dict[str, Table]
     figures: dict[str, Figure]
@@ -95,25 +94,24 @@ def gather(results: ResultStore, preset: str, *, records: Sequence[TrialResult] 
         # of a folder of runs, those that are what the trial is
         and (records is None or not changes(record.trial.recipe, record.recipe))
     ]
-    measured = Measured(mine)
-    seen = [_read_inside(path) for path in (results.folder / FIGURES / preset / _INSIDE).glob("*.json")]
-    findings = Findings(preset, measured, by_model(seen))
+    analyses = [_read_inside(path) for path in (results.folder / FIGURES / preset / _INSIDE).glob("*.json")]
+    measured = ExperimentResults(preset, mine, analyses)
     tables, figures = {}, {}
     for experiment in EXPERIMENTS.values():
         if experiment.kind == "table":
-            if (table := make_table(experiment, preset, measured)) is not None:
+            if (table := make_table(experiment, measured)) is not None:
                 tables[experiment.id] = table
-        elif (figure := make_figure(experiment, findings)) is not None:
+        elif (figure := make_figure(experiment, measured)) is not None:
             figures[experiment.id] = figure
     others = tuple(record for record in found if record not in mine)
-    return Outputs(findings, tuple(mine), tables, figures, others, read_bench(results.folder / BENCH))
+    return Outputs(measured, tuple(mine), tables, figures, others, read_bench(results.folder / BENCH))
 
 
 def write_outputs(outputs: Outputs, results: ResultStore, experiments: Iterable[Experiment]) -> list[Path]:
     """Write the tables and figures of some experiments, and the verdicts; the paths."""
     from mgk.experiments.render.figure_png import draw
 
-    preset = outputs.findings.preset
+    preset = outputs.results.preset
     written = []
     for experiment in experiments:
         if (table := outputs.tables.get(experiment.id)) is not None:
@@ -126,7 +124,7 @@ def write_outputs(outputs: Outputs, results: ResultStore, experiments: Iterable[
             write_text(place / f"{figure.id}.json", compact_json(figure.to_json()))
             write_bytes(place / f"{figure.id}.png", draw(figure))
             written.append(place / f"{figure.id}.png")
-    write_text(results.folder / TABLES / preset / CLAIMS, compact_json(verdicts_json(outputs.findings)))
+    write_text(results.folder / TABLES / preset / CLAIMS, compact_json(verdicts_json(outputs.results)))
     return written
 
 

@@ -1,11 +1,11 @@
-"""What is seen inside a trained model, in small arrays: maps, ranks, likeness of heads, use of components.
+"""What is seen inside a trained model, in small arrays: maps, ranks, similarity of heads, use of components.
 
 Taken right after a trial that a figure asks for, so that figures can be drawn anew without the run.
 """
 
 import base64
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
@@ -48,7 +48,7 @@ class ModelAnalysis:
         tokens: of the example that the maps are of.
         maps: averaged down, in steps of 1/255 of each map's largest weight.
         ranks: a distribution a layer.
-        alike: how alike the heads of a layer are, on each of some examples; empty where a layer has one head.
+        head_similarity: of the heads of a layer, on each of some examples; empty where a layer has one head.
         usage: of mixtures, a layer each.
     """
 
@@ -56,7 +56,7 @@ class ModelAnalysis:
     tokens: int
     maps: AttentionMaps
     ranks: tuple[LayerRanks, ...]
-    alike: tuple[float, ...]
+    head_similarity: tuple[float, ...]
     usage: tuple[LayerUsage, ...]
 
     def to_json(self) -> dict[str, Any]:
@@ -70,7 +70,7 @@ class ModelAnalysis:
             "side": self.maps.weights.shape[-1],
             "maps": [[_packed(weights) for weights in layer] for layer in self.maps.weights],
             "ranks": [asdict(layer) for layer in self.ranks],
-            "alike": self.alike,
+            "head_similarity": self.head_similarity,
             "usage": [asdict(layer) for layer in self.usage],
         }
 
@@ -88,18 +88,9 @@ class ModelAnalysis:
             ranks=tuple(
                 LayerRanks(**{name: tuple(values) for name, values in layer.items()}) for layer in data["ranks"]
             ),
-            alike=tuple(data["alike"]),
+            head_similarity=tuple(data["head_similarity"]),
             usage=tuple(LayerUsage(**layer) for layer in data["usage"]),
         )
-
-
-def by_model(seen: Iterable[ModelAnalysis]) -> dict[tuple[str, ModelSpec], tuple[ModelAnalysis, ...]]:
-    """What is seen in models by task and model, in the order of seeds."""
-    found: dict[tuple[str, ModelSpec], tuple[ModelAnalysis, ...]] = {}
-    for inside in sorted(seen, key=lambda inside: (inside.trial.task, inside.trial.model.slug, inside.trial.seed)):
-        key = inside.trial.task, inside.trial.model
-        found[key] = (*found.get(key, ()), inside)
-    return found
 
 
 def side_of(maps: int) -> int:

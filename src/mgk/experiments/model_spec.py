@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from difflib import get_close_matches
 
-from mgk.analysis.cost_model import VARIANTS
+from mgk.variants import VARIANTS
 
 
 @dataclass(frozen=True)

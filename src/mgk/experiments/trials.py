@@ -6,8 +6,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
-from mgk.analysis.cost_model import BASELINES
 from mgk.training.recipe import Recipe, differences, load_recipe
+from mgk.variants import VARIANTS
 
 _FIELDS = {
     "attention": "model.attention",
@@ -93,11 +93,11 @@ class ModelSpec:
     @property
     def is_mixture(self) -> bool:
         """Whether a key has components."""
-        return self.attention in BASELINES
+        return VARIANTS[self.attention].is_mixture
 
     def baseline(self, heads: int) -> "ModelSpec":
         """What a mixture replaces, with so many heads: softmax or linear attention."""
-        return ModelSpec(BASELINES[self.attention], heads)
+        return ModelSpec(VARIANTS[self.attention].family, heads)
 
     def scaled(self, factor: float) -> Self:
         """The same with more or fewer heads."""

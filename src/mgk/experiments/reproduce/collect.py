@@ -25,7 +25,7 @@ from mgk.training.tasks import Batch, TaskData, count, load_model, open_data, qu
 
 # Training pairs of the ACL Anthology Network in LRA's release.
 AAN_PAIRS = 147_086
-# Examples that likeness of heads and use of components are a mean over.
+# Examples that the similarity of heads and use of components are a mean over.
 EXAMPLES = 32
 
 _TITLES = {
@@ -123,7 +123,7 @@ def analyze_model(
         distributions = rank_distributions(model, sampled, count=matrices, on_step=on_step)
         places = np.linspace(0, count(test) - 1, min(EXAMPLES, count(test))).astype(int)
         examples = [test[int(place)] for place in places]
-        alike = [redundancy(model, [example]).within_layers for example in examples]
+        similarity = [redundancy(model, [example]).within_layers for example in examples]
         usage = mixture_usage(model, examples) if trial.model.is_mixture else []
     return ModelAnalysis(
         trial=trial,
@@ -137,7 +137,7 @@ def analyze_model(
             )
             for layer in distributions
         ),
-        alike=tuple(round(value, 5) for value in alike if value is not None),
+        head_similarity=tuple(round(value, 5) for value in similarity if value is not None),
         usage=tuple(
             LayerUsage(
                 prior=_rounded(layer.prior.tolist()),

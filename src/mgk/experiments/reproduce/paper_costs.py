@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from mgk.analysis.cost_model import Formulation, Head, Sizes, Variant
+from mgk.analysis.cost_model import Head, Sizes
 from mgk.experiments.trials import ModelSpec
 from mgk.training.recipe import Recipe, load_recipe
 
@@ -21,7 +21,6 @@ def sizes_of(recipe: Recipe, *, batch: int = 1, length: int | None = None, **opt
     model = recipe.model
     head = _HEAD_OF_TASK.get(recipe.task, "classification")
     length = length or recipe.data.max_length or 1024
-    attention: Variant = model.attention
     hidden = model.hidden_size or 128
     vocabulary = _VOCABULARIES.get(recipe.task, _BYTES)
     is_sample = recipe.data.name.startswith("synthetic-")
@@ -34,7 +33,7 @@ def sizes_of(recipe: Recipe, *, batch: int = 1, length: int | None = None, **opt
         "mixtures": model.num_mixtures,
     }
     return Sizes(
-        attention=attention,
+        attention=model.attention,
         heads=model.num_attention_heads,
         head_dim=model.head_dim or hidden // model.num_attention_heads,
         hidden=hidden,
@@ -53,7 +52,7 @@ def sizes_of(recipe: Recipe, *, batch: int = 1, length: int | None = None, **opt
     )
 
 
-def sizes_of_paper(model: ModelSpec, *, formulation: Formulation = "fused") -> Sizes:
+def sizes_of_paper(model: ModelSpec, *, fused: bool = True) -> Sizes:
     """The sizes of a model of the paper on Retrieval, an example of two documents of 4,000 bytes."""
     recipe = load_recipe("retrieval", "paper", overrides=model.overrides)
-    return sizes_of(recipe, formulation=formulation)
+    return sizes_of(recipe, fused=fused)
