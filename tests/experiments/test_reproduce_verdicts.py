@@ -7,17 +7,17 @@ from math import inf, isinf
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made_up_results import MGK, SMGK, SOFTMAX, everything, inside, record
+from synthetic_results import MGK, SMGK, SOFTMAX, analysis, everything, record
 
 from mgk.analysis.confidence_intervals import Interval, student_interval
 from mgk.experiments.evidence.claims import CLAIMS, verdicts, verdicts_json
 from mgk.experiments.evidence.decision_rules import CONFIRMED, CONTRADICTED, NOT_MEASURED, NOT_SEEN, Findings, judge
 from mgk.experiments.evidence.effects import Measured, between_samples, has_learned, mean_of
-from mgk.experiments.model_analysis import by_model
+from mgk.experiments.model_spec import ModelSpec
 from mgk.experiments.render.tables import difference_caption, difference_rows, header, make_table, markdown, text_rows
 from mgk.experiments.reproduce.published import LRA
 from mgk.experiments.reproduce.registry import EXPERIMENTS
-from mgk.experiments.trials import ModelSpec
+from mgk.experiments.result_store import by_model
 
 SOFTMAX_1 = ModelSpec("softmax", 1)
 
@@ -149,12 +149,12 @@ def test_perplexities_are_compared_by_seed():
 def test_ranks_and_likeness_of_heads():
     softmax, mgk_2 = ModelSpec("softmax", 2), ModelSpec("mgk", 2)
     seen = [
-        inside("retrieval", softmax, rank=20, alike=0.8),
-        inside("retrieval", mgk_2, rank=30, alike=0.6),
-        inside("retrieval", MGK, rank=25),
-        inside("wikitext-2", softmax, rank=30, alike=0.5),
-        inside("wikitext-2", mgk_2, rank=20, alike=0.5),
-        inside("wikitext-2", MGK, rank=20),
+        analysis("retrieval", softmax, rank=20, similarity=0.8),
+        analysis("retrieval", mgk_2, rank=30, similarity=0.6),
+        analysis("retrieval", MGK, rank=25),
+        analysis("wikitext-2", softmax, rank=30, similarity=0.5),
+        analysis("wikitext-2", mgk_2, rank=20, similarity=0.5),
+        analysis("wikitext-2", MGK, rank=20),
     ]
     found = verdicts(findings(seen=seen))
     assert found["ranks"].word == CONFIRMED
@@ -165,13 +165,13 @@ def test_ranks_and_likeness_of_heads():
 def test_ranks_and_likeness_of_several_seeds_are_judged_by_the_luck_of_seeds():
     softmax, mgk_2 = ModelSpec("softmax", 2), ModelSpec("mgk", 2)
     seen = [
-        inside("retrieval", model, seed, rank=rank, alike=alike)
+        analysis("retrieval", model, seed, rank=rank, similarity=similarity)
         for model, ranks, likeness in (
             (softmax, (20, 20, 20), (0.8, 0.8, 0.8)),
             (mgk_2, (29, 30, 31), (0.2, 0.8, 0.9)),
             (MGK, (5, 20, 50), (0.0, 0.0, 0.0)),
         )
-        for seed, (rank, alike) in enumerate(zip(ranks, likeness, strict=True))
+        for seed, (rank, similarity) in enumerate(zip(ranks, likeness, strict=True))
     ]
     found = verdicts(findings(seen=seen))
     assert [item.word for item in found["ranks"].evidence] == [CONFIRMED, NOT_SEEN]

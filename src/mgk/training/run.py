@@ -15,6 +15,7 @@ from typing import Any
 from transformers import PreTrainedModel, TrainingArguments, set_seed
 from transformers.utils import logging as transformers_logging
 
+from mgk._util import json_codec
 from mgk._util.errors import Interrupted
 from mgk._util.files import write_json
 from mgk._util.signals import StopSignals
@@ -211,7 +212,7 @@ def _finish(
         _save(run, model, data, summary)
         if found is not None and found.correct is not None:
             write_json(run / CORRECT, {"split": found.split, "correct": [int(right) for right in found.correct]})
-        write_json(run / SUMMARY, summary.to_json())
+        write_json(run / SUMMARY, json_codec.dump(summary))
     distributed.barrier()
     return summary
 

@@ -1,10 +1,10 @@
 """What a finished run came to, in one small file. Free of torch."""
 
 import json
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
 
+from mgk._util import json_codec
 from mgk.training.errors import TrainingError
 
 SUMMARY = "summary.json"
@@ -64,24 +64,15 @@ class RunSummary:
     how: dict[str, str] = field(default_factory=dict)
     format: int = 1
 
-    def to_json(self) -> dict[str, Any]:
-        """As JSON data."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Self:
-        """From JSON data; ``TypeError`` when it is something else."""
-        return cls(**{part.name: data[part.name] for part in fields(cls) if part.name in data})
-
 
 def read_summary(run: Path) -> RunSummary:
     """The summary of a finished run."""
     path = run / SUMMARY
     try:
-        return RunSummary.from_json(json.loads(path.read_bytes()))
+        return json_codec.load(RunSummary, json.loads(path.read_bytes()))
     except (FileNotFoundError, NotADirectoryError):
         raise TrainingError(f"{run}: there is no finished run here ({SUMMARY} is missing)") from None
-    except (ValueError, KeyError, TypeError) as error:
+    except ValueError as error:
         raise TrainingError(f"{path}: this is not the summary of a run ({error})") from None
 
 

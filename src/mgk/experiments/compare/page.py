@@ -5,7 +5,8 @@ from math import isfinite
 
 from mgk.analysis.attention_maps import NEAR, AttentionMaps, picture, reach
 from mgk.analysis.confidence_intervals import Interval
-from mgk.experiments.compare.result import Comparison, Curve, Look, Result
+from mgk.experiments.compare.result import Comparison, Result
+from mgk.experiments.model_analysis import Inspection
 from mgk.experiments.render.charts import Bar, Series, interval_chart, line_chart, smoothed
 from mgk.experiments.render.html import (
     Content,
@@ -23,12 +24,13 @@ from mgk.experiments.render.html import (
 )
 from mgk.experiments.render.html import table as html_table
 from mgk.experiments.render.numbers import bytes_text, interval_text, percent, points, seconds_text, short
+from mgk.experiments.result_store import Curve
 
 # Points of a training curve that are averaged into one.
 _SMOOTHING = 5
 
 
-def comparison_page(comparison: Comparison, look: Look) -> str:
+def comparison_page(comparison: Comparison, look: Inspection) -> str:
     """The whole page."""
     return page(
         title(comparison),
@@ -256,7 +258,7 @@ def _course(curve: Series) -> str:
     return f"{curve.name} goes from {first[1]:.3g} at step {first[0]:,.0f} to {last[1]:.3g} at step {last[0]:,.0f}"
 
 
-def _maps(comparison: Comparison, look: Look) -> list[Content]:
+def _maps(comparison: Comparison, look: Inspection) -> list[Content]:
     parts: list[Content] = [
         paragraph(
             f"One example of the test split, of {look.tokens} tokens, through the first model of each kind. A row is a"

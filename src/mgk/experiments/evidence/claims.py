@@ -28,11 +28,10 @@ from mgk.experiments.evidence.decision_rules import (
 )
 from mgk.experiments.evidence.effects import between_samples, has_learned, mean_of, pooled
 from mgk.experiments.model_analysis import ModelAnalysis
-from mgk.experiments.reproduce.paper_costs import HALVED, sizes_of_paper
+from mgk.experiments.model_spec import HALVED, ModelSpec, sizes_of_paper
 from mgk.experiments.reproduce.published import LRA
 from mgk.experiments.reproduce.registry import EXPERIMENTS
 from mgk.experiments.result_store import TrialResult
-from mgk.experiments.trials import ModelSpec
 
 Rule = Callable[[Findings], Iterator[Evidence]]
 
@@ -227,12 +226,14 @@ def _redundancy(findings: Findings) -> Iterator[Evidence]:
         baseline, candidate, *_ = experiment.models_at(findings.preset)
         names = f"heads of {candidate.title} and of {baseline.title} on {task}"
         pairs = _seen_in_both(findings, task, candidate, baseline)
-        if not pairs or not pairs[0][0].alike:
+        if not pairs or not pairs[0][0].head_similarity:
             yield Evidence(NOT_MEASURED, f"{names}: not measured.")
             continue
-        less = [[b - a for a, b in zip(ours.alike, theirs.alike, strict=True)] for ours, theirs in pairs]
+        less = [
+            [b - a for a, b in zip(ours.head_similarity, theirs.head_similarity, strict=True)] for ours, theirs in pairs
+        ]
         interval = student_interval(less[0] if len(pairs) == 1 else [fmean(values) for values in less])
-        mine, other = (fmean(fmean(model.alike) for model in models) for models in zip(*pairs, strict=True))
+        mine, other = (fmean(fmean(model.head_similarity) for model in models) for models in zip(*pairs, strict=True))
         yield Evidence(
             judge(interval),
             f"{names} are alike by {mine:.3f} and {other:.3f} within a layer (1: they always look at the same places);"

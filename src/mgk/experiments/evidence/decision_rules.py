@@ -24,7 +24,7 @@ from typing import Literal, get_args
 from mgk.analysis.confidence_intervals import Interval
 from mgk.experiments.evidence.effects import Measured
 from mgk.experiments.model_analysis import ModelAnalysis
-from mgk.experiments.trials import ModelSpec
+from mgk.experiments.model_spec import ModelSpec
 
 Word = Literal["confirmed", "not seen at this scale", "contradicted", "not measured"]
 CONFIRMED, NOT_SEEN, CONTRADICTED, NOT_MEASURED = get_args(Word)

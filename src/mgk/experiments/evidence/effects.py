@@ -7,8 +7,8 @@ from math import inf, isfinite, sqrt
 from statistics import fmean, stdev
 
 from mgk.analysis.confidence_intervals import Interval, paired_difference, student_interval
+from mgk.experiments.model_spec import ModelSpec
 from mgk.experiments.result_store import TrialResult
-from mgk.experiments.trials import ModelSpec
 
 
 @dataclass(frozen=True)

@@ -14,17 +14,15 @@ from mgk.analysis import cost_model
 from mgk.analysis.attention_maps import NEAR, AttentionMaps, Reach, reach
 from mgk.analysis.formula import Quantity
 from mgk.experiments.compare.page import series_over_seeds
-from mgk.experiments.compare.result import Curve
 from mgk.experiments.evidence.claims import TECHNIQUES
 from mgk.experiments.evidence.decision_rules import Findings
 from mgk.experiments.evidence.effects import Measured
 from mgk.experiments.model_analysis import ModelAnalysis
+from mgk.experiments.model_spec import HALVED, ModelSpec, sizes_of_paper
 from mgk.experiments.render.charts import Series
 from mgk.experiments.render.numbers import percent
-from mgk.experiments.reproduce.paper_costs import HALVED, sizes_of_paper
 from mgk.experiments.reproduce.registry import Experiment
-from mgk.experiments.result_store import TrialResult
-from mgk.experiments.trials import ModelSpec
+from mgk.experiments.result_store import Curve, TrialResult
 
 _BINS = 20
 # Points of a training curve that are averaged into one.

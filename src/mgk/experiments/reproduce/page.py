@@ -169,10 +169,10 @@ def _inside(models: Sequence[tuple[ModelAnalysis, ...]]) -> list[Content]:
     alike = [
         (
             f"{seeds[0].trial.model.title} on {seeds[0].trial.task}",
-            ", ".join(f"{fmean(item.alike):.3f}" for item in seeds),
+            ", ".join(f"{fmean(item.head_similarity):.3f}" for item in seeds),
         )
         for seeds in models
-        if seeds[0].alike
+        if seeds[0].head_similarity
     ]
     parts: list[Content] = []
     if alike:

@@ -1,13 +1,12 @@
-"""Records that nobody has measured, for what is made from records."""
+"""Synthetic results and analyses, for what is made from them."""
 
 import numpy as np
 
 from mgk.analysis.attention_maps import AttentionMaps
-from mgk.experiments.artifacts import write_analysis
 from mgk.experiments.model_analysis import LayerRanks, LayerUsage, ModelAnalysis
-from mgk.experiments.reproduce.registry import EXPERIMENTS
+from mgk.experiments.model_spec import ModelSpec
+from mgk.experiments.reproduce.registry import EXPERIMENTS, make_trial
 from mgk.experiments.result_store import DataNote, ResultStore, TrialResult
-from mgk.experiments.trials import ModelSpec, Trial
 from mgk.training.run_summary import RunSummary
 
 EXAMPLES = 500
@@ -20,10 +19,10 @@ LABELS = {
 
 def record(task, model, seed, *, share=0.6, preset="laptop", chance=0.5, perplexity=None):
     """A trial with so many right answers, or this perplexity."""
-    trial = Trial(preset, task, model, seed)
+    trial = make_trial(preset, task, model, seed)
     generator = np.random.Generator(np.random.PCG64([seed, *map(ord, task)]))
-    luck = generator.random(EXAMPLES)  # the same for all models: harder examples are harder for all
-    correct = tuple(bool(value) for value in luck < share)
+    difficulty = generator.random(EXAMPLES)  # the same for all models
+    correct = tuple(bool(value) for value in difficulty < share)
     is_language = task.startswith("wikitext")
     values = {"test_loss": 1.0, "test_accuracy": float(np.mean(correct))}
     if is_language:
@@ -81,8 +80,8 @@ def record(task, model, seed, *, share=0.6, preset="laptop", chance=0.5, perplex
     )
 
 
-def inside(task, model, seed=0, *, rank=20, alike=0.5, layers=2, preset="laptop"):
-    """What nobody has seen in a model."""
+def analysis(task, model, seed=0, *, rank=20, similarity=0.5, layers=2, preset="laptop"):
+    """The analysis of a model."""
     generator = np.random.Generator(np.random.PCG64(model.heads))
     weights = generator.random((layers, model.heads, 12, 12)).astype(np.float32)
     weights /= weights.sum(-1, keepdims=True)
@@ -94,11 +93,11 @@ def inside(task, model, seed=0, *, rank=20, alike=0.5, layers=2, preset="laptop"
     )
     ranks = tuple(int(value) for value in rank + generator.integers(0, 3, 40))
     return ModelAnalysis(
-        trial=Trial(preset, task, model, seed),
+        trial=make_trial(preset, task, model, seed),
         tokens=48,
         maps=AttentionMaps(weights, tuple(range(layers)), tuple(range(model.heads))),
         ranks=tuple(LayerRanks(ranks=ranks, effective=(5.0,) * 40, lengths=(48,) * 40) for _ in range(layers)),
-        alike=tuple(alike + 0.01 * number for number in range(5)) if model.heads > 1 else (),
+        head_similarity=tuple(similarity + 0.01 * number for number in range(5)) if model.heads > 1 else (),
         usage=(usage,) * layers if model.is_mixture else (),
     )
 
@@ -108,7 +107,7 @@ SHARES = {"softmax": 0.70, "linear": 0.66, "mgk": 0.74, "smgk": 0.78, "mlk": 0.6
 
 
 def everything(seeds=3, preset="laptop"):
-    """Records of every trial of the laptop's tables and figures, and what is seen in their models."""
+    """Results of every trial of the laptop's tables and figures, and analyses of their models."""
     trials = {trial for experiment in EXPERIMENTS.values() for trial in experiment.trials(preset, seeds=seeds)}
     records = [
         record(
@@ -118,11 +117,10 @@ def everything(seeds=3, preset="laptop"):
             share=SHARES[trial.model.attention],
             perplexity=200 - 100 * SHARES[trial.model.attention] + trial.seed,
         )
-        for trial in sorted(trials, key=lambda trial: trial.name)
+        for trial in sorted(trials, key=str)
     ]
-    looks = {trial for item in EXPERIMENTS.values() if item.kind == "maps" for trial in item.trials(preset)}
-    seen = [inside(trial.task, trial.model, rank=30 if trial.model.is_mixture else 20) for trial in looks]
-    return records, seen
+    analyzed = {trial for item in EXPERIMENTS.values() if item.kind == "maps" for trial in item.trials(preset)}
+    return records, [analysis(trial.task, trial.model, rank=30 if trial.model.is_mixture else 20) for trial in analyzed]
 
 
 SOFTMAX, MGK, SMGK = ModelSpec("softmax", 2), ModelSpec("mgk", 1), ModelSpec("smgk", 1)
@@ -131,9 +129,7 @@ SOFTMAX, MGK, SMGK = ModelSpec("softmax", 2), ModelSpec("mgk", 1), ModelSpec("sm
 def stored(folder):
     """A store of everything."""
     store = ResultStore(folder)
-    records, seen = everything()
-    for item in records:
+    records, analyses = everything()
+    for item in (*records, *analyses):
         store.write(item)
-    for item in seen:
-        write_analysis(store, item)
     return store
