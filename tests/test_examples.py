@@ -72,8 +72,8 @@ def test_a_line_without_a_label_is_told(tmp_path):
     assert "mine.tsv, line 2: wanted a label and a text, got ['snow']" in error
 
 
-def test_heads_of_two_models_are_looked_at(tmp_path):
-    printed = run("look_at_heads.py", "--out", tmp_path, "--epochs", 2)
+def test_heads_of_two_models_are_inspected(tmp_path):
+    printed = run("inspect_heads.py", "--out", tmp_path, "--epochs", 2)
     for name in ("softmax", "mgk"):
         assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
         assert len(re.findall(rf"  {name}, layer \d: [\d.]+ of [\d.]+, effective [\d.]+", printed)) == 2
@@ -82,9 +82,9 @@ def test_heads_of_two_models_are_looked_at(tmp_path):
     assert len(re.findall(r"  mgk, layer \d, head \d: \d+% and \d+% of the attention, [\d.]+ apart", printed)) == 4
 
 
-def test_heads_of_a_saved_model_are_looked_at(classifier, tmp_path):
+def test_heads_of_a_saved_model_are_inspected(classifier, tmp_path):
     folder, _ = classifier
     texts = ("--text", "snow, and ice", "--text", "heat")
-    printed = run("look_at_heads.py", "--model", folder, *texts, "--out", tmp_path)
+    printed = run("inspect_heads.py", "--model", folder, *texts, "--out", tmp_path)
     assert (tmp_path / "smgk.png").exists()
     assert len(re.findall(r"  smgk, layer \d, head \d: \d+% and \d+% of the attention", printed)) == 4

@@ -15,6 +15,8 @@ EStep = Literal["soft", "hard"]
 Prior = Literal["learned", "em", "uniform"]
 Variance = Literal["constant", "learned", "em"]
 FeatureMapName = Literal["elu", "favor", "dpfp"]
+Position = Literal["learned", "sinusoidal", "rotary", "none"]
+Pooling = Literal["mean", "cls"]
 
 
 @dataclass(frozen=True)

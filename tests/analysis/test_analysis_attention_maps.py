@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from mgk.analysis.attention_maps import AttentionMaps, attention_maps, draw_grid, picture, reach
+from mgk.analysis.attention_maps import AttentionMaps, attention_maps, attention_spread, draw_grid, map_png
 from mgk.models import MgkConfig, MgkForCausalLM, MgkForDocumentRetrieval, MgkForSequenceClassification
 
 SMALL = {"vocab_size": 17, "hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "head_dim": 8}
@@ -32,19 +32,19 @@ def test_maps_of_a_pair_and_of_running_text():
     assert np.triu(maps.weights, 1).max() == 0
 
 
-def test_reach_of_known_maps():
-    spread = reach(np.full((8, 8), 1 / 8, np.float32))
+def test_spread_of_known_maps():
+    spread = attention_spread(np.full((8, 8), 1 / 8, np.float32))
     assert spread.positions == pytest.approx(8)
-    own = reach(np.eye(8, dtype=np.float32))
+    own = attention_spread(np.eye(8, dtype=np.float32))
     assert (own.positions, own.nearby) == (pytest.approx(1), pytest.approx(1))
     first = np.zeros((8, 8), np.float32)
     first[:, 3] = 1
-    assert (reach(first).top, reach(first).share_of_top) == (3, pytest.approx(1))
+    assert (attention_spread(first).top_position, attention_spread(first).top_share) == (3, pytest.approx(1))
 
 
 def test_pictures(tmp_path):
     maps = AttentionMaps(np.random.default_rng(0).random((2, 3, 7, 7), np.float32), (0, 1), (0, 1, 2))
-    data = picture(maps.weights[0, 0])
+    data = map_png(maps.weights[0, 0])
     assert data[:8] == b"\x89PNG\r\n\x1a\n"
     assert int.from_bytes(data[16:20], "big") == 7
     figure = draw_grid(maps, title="two layers", file=tmp_path / "grid.png")

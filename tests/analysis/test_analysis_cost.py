@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
 from mgk.analysis import cost_model
-from mgk.analysis.cost_model import VARIANTS, Sizes
+from mgk.analysis.cost_model import Sizes
 from mgk.models import (
     MgkConfig,
     MgkForCausalLM,
@@ -21,6 +21,7 @@ from mgk.models import (
     MgkModel,
 )
 from mgk.nn import MixtureAttention
+from mgk.variants import VARIANTS
 
 LRA = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "head_dim": 32, "vocab_size": 17}
 POINTWISE = "scale, shift, maximum, exp, sum"
@@ -38,7 +39,7 @@ def count(module):
 
 @settings(max_examples=60)
 @given(
-    attention=st.sampled_from(VARIANTS),
+    attention=st.sampled_from(list(VARIANTS)),
     heads=st.integers(1, 5),
     head_dim=st.sampled_from([4, 7]),
     mixtures=st.integers(1, 4),
@@ -135,7 +136,7 @@ def test_products_of_a_classifier(attention, e_step, passes):
         pytest.skip("linear attention has no hard E-step")
     chosen = config(attention, e_step=e_step, num_labels=10, backend="blockwise" if is_linear else "reference")
     chosen.attention_probs_dropout_prob = 0.0
-    sizes = Sizes.from_config(chosen, length=33, batch=3, head="classification", formulation="plain")
+    sizes = Sizes.from_config(chosen, length=33, batch=3, head="classification", fused=False)
     ids, labels = torch.randint(17, (3, 33)), torch.tensor([1, 2, 3])
     quantity = cost_model.forward_flops(sizes) if passes == "forward" else cost_model.training_flops(sizes)
     model = MgkForSequenceClassification(chosen).train()
@@ -212,11 +213,10 @@ def test_an_em_prior_costs_training_only_and_hard_costs_less_than_soft():
     assert cost_model.forward_flops(replace(sizes, e_step="hard")).value < cost_model.forward_flops(sizes).value
 
 
-def test_shared_products_cost_less_than_plain_ones_and_causal_ones_half():
+def test_shared_products_cost_less_than_separate_ones_and_causal_ones_half():
     sizes = Sizes(attention="smgk", heads=4, head_dim=32, hidden=64, layers=2, intermediate=128, length=1000)
     assert (
-        cost_model.attention_flops(sizes).value
-        < 0.75 * cost_model.attention_flops(replace(sizes, formulation="plain")).value
+        cost_model.attention_flops(sizes).value < 0.75 * cost_model.attention_flops(replace(sizes, fused=False)).value
     )
     softmax = sizes.baseline()
     assert cost_model.attention_flops(sizes).value < 0.6 * cost_model.attention_flops(softmax).value

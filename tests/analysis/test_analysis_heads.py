@@ -29,8 +29,8 @@ def stochastic(*shape):
 
 
 def test_ranks_of_known_matrices():
-    alike = np.tile(stochastic(1, 9), (9, 1))
-    values = singular_values(np.stack([alike, np.eye(9, dtype=np.float32), stochastic(9, 9)]))
+    equal_rows = np.tile(stochastic(1, 9), (9, 1))
+    values = singular_values(np.stack([equal_rows, np.eye(9, dtype=np.float32), stochastic(9, 9)]))
     assert rank(values).tolist() == [1, 9, 9]
     assert effective_rank(values)[:2] == pytest.approx([1.0, 9.0])
     assert 1 < effective_rank(values)[2] < 9

@@ -36,7 +36,7 @@ def test_mixtures_beside_baselines_with_twice_the_heads():
 
 
 def test_some_variants_without_formulas():
-    result = run("--variants", "smgk", "--no-formulas", "--plain", "--e-step", "hard", "--prior", "em", "--no-causal")
+    result = run("--variants", "smgk", "--no-formulas", "--unfused", "--e-step", "hard", "--prior", "em", "--no-causal")
     assert result.returncode == 0
     assert "softmax:16" not in result.stdout
     assert "C * H" not in result.stdout

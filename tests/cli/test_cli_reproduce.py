@@ -127,21 +127,21 @@ def test_the_report_reads_any_folder_of_runs(reproduced, place):
 
 
 def test_maps_are_drawn(mixture_run, tmp_path):
-    picture, numbers = tmp_path / "maps.png", tmp_path / "maps.json"
-    result = run("analyze", "maps", mixture_run, "--layers", "2", "--out", picture, "--json", numbers)
+    image, numbers = tmp_path / "maps.png", tmp_path / "maps.json"
+    result = run("analyze", "maps", mixture_run, "--layers", "2", "--out", image, "--json", numbers)
     assert result.exit_code == 0, result.stderr
-    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert image.read_bytes().startswith(b"\x89PNG")
     assert [(item["layer"], item["head"]) for item in json.loads(numbers.read_bytes())["maps"]] == [(2, 1), (2, 2)]
-    assert "Where the average query" in result.stdout
+    assert "Attention of the average query" in result.stdout
 
 
 def test_ranks_redundancy_and_mixtures_are_measured(mixture_run, tmp_path):
     numbers = tmp_path / "numbers.json"
-    result = run("analyze", "ranks", mixture_run, "--count", 4, "--json", numbers)
+    result = run("analyze", "ranks", mixture_run, "--samples", 4, "--json", numbers)
     assert result.exit_code == 0, result.stderr
     assert [len(layer["ranks"]) for layer in json.loads(numbers.read_bytes())["layers"]] == [4, 4]
     result = run("analyze", "redundancy", mixture_run, "--examples", 2, "--json", numbers)
-    assert "mean over pairs of one layer: 0." in result.stdout
+    assert "mean within layers: 0." in result.stdout
     assert len(json.loads(numbers.read_bytes())["similarity"]) == 4
     result = run("analyze", "mixtures", mixture_run, "--examples", 2, "--json", numbers)
     assert "priors" in result.stdout

@@ -8,7 +8,7 @@ import pytest
 from example_comparison import example
 
 from mgk._util.json_codec import dump, load
-from mgk.experiments.compare.page import comparison_page, findings, result_columns, result_rows, verdict
+from mgk.experiments.compare.page import comparison_page, result_columns, result_rows, summary, verdict
 from mgk.experiments.compare.result import Comparison
 
 
@@ -64,23 +64,23 @@ def test_the_table_has_ratios_to_the_baseline():
     assert re.fullmatch(r"\d\d\.\d% \(\d\d\.\d to \d\d\.\d\)", first[1])
 
 
-def test_findings_say_what_may_be_luck():
+def test_sentences_say_what_is_significant():
     comparison, _ = example()
-    sentences = findings(comparison)
+    sentences = summary(comparison)
     assert sentences[0].startswith("softmax with 2 heads: ")
-    assert "most frequent class has 20.0%" in sentences[0]
+    assert "majority-class baseline has 20.0%" in sentences[0]
     assert "smgk with 1 head has 11% fewer parameters" in sentences[1]
-    assert "more seeds tell whether it holds" in verdict(comparison, comparison.results[2])
+    assert "one seed does not show seed variance" in verdict(comparison, comparison.results[2])
     repeated, _ = example(3)
-    assert "better than the baseline" in verdict(repeated, repeated.results[2])
+    assert "significantly better than the baseline" in verdict(repeated, repeated.results[2])
     same, _ = example(names=("mgk:1", "mgk:2"))
     equal = same.results[1].paired
     assert equal.gained > equal.lost == 0
     one, _ = example(1, "perplexity")
-    assert "one seed does not tell" in verdict(one, one.results[1])
+    assert "one seed gives no confidence interval" in verdict(one, one.results[1])
     several, _ = example(3, "perplexity")
     assert "lower" in verdict(several, several.results[1])
-    assert "better than the baseline" in verdict(several, several.results[1])
+    assert "significantly better than the baseline" in verdict(several, several.results[1])
 
 
 @pytest.mark.parametrize("metric", ["accuracy", "perplexity"])

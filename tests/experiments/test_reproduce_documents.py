@@ -8,7 +8,7 @@ import pytest
 from synthetic_results import record, stored
 
 from mgk.experiments.artifacts import Outputs, gather
-from mgk.experiments.evidence.effects import Measured
+from mgk.experiments.evidence.effects import ExperimentResults
 from mgk.experiments.render.markdown_sections import fill, fill_document
 from mgk.experiments.render.numbers import short
 from mgk.experiments.reproduce.registry import EXPERIMENTS
@@ -40,7 +40,7 @@ def test_the_committed_documents_are_those_of_the_committed_results(path, commit
 
 def test_the_committed_tables_are_those_of_the_committed_trials(committed):
     for name, table in committed.tables.items():
-        path = ROOT / "results" / "tables" / committed.findings.preset / f"{name}.json"
+        path = ROOT / "results" / "tables" / committed.results.preset / f"{name}.json"
         assert json.loads(path.read_bytes()) == json.loads(json.dumps(table.to_json()))
 
 
@@ -55,7 +55,7 @@ def test_every_number_of_a_table_comes_from_a_file_that_is_cited(name):
 
 
 def check_numbers(text: str, root: Path) -> int:
-    """Each number in a trial, but for the first column, is one of a file cited since the last heading or table."""
+    """Each number in a cell, but for the first column, is one of a file cited since the last heading or table."""
     checked = 0
     before: list[str] = []
     for part in re.split(r"\n\n+", text):
@@ -65,8 +65,8 @@ def check_numbers(text: str, root: Path) -> int:
         files = re.findall(r"`(results/[\w./-]+\.json)`", "\n".join(before))
         known = set().union(*(_forms(json.loads((root / name).read_bytes())) for name in files))
         for line in part.splitlines()[2:]:
-            for trial in line.strip("|").split("|")[1:]:
-                for number in re.findall(r"\d[\d,.]*[kMG]?", re.sub(r"[\w+ -]+, \d+ heads?", "", trial)):
+            for cell in line.strip("|").split("|")[1:]:
+                for number in re.findall(r"\d[\d,.]*[kMG]?", re.sub(r"[\w+ -]+, \d+ heads?", "", cell)):
                     assert number in known, f"{number} in {line!r} is in none of {files or 'no file'}"
                     checked += 1
     return checked
@@ -135,12 +135,12 @@ def test_parts_are_filled_in_place(outputs, tmp_path):
 
 
 def test_what_is_missing_has_its_command(outputs):
-    nothing = Outputs(outputs.findings.__class__("laptop", Measured([]), {}))
+    nothing = Outputs(ExperimentResults("laptop"))
     text = fill("<!-- generated: table2 -->\n<!-- end of generated: table2 -->", nothing, "results")
     assert "Not measured yet: `mgk reproduce table2 --preset laptop`." in text
 
 
-def test_wrong_documents_are_told(outputs, tmp_path):
+def test_wrong_documents_are_named(outputs, tmp_path):
     document = tmp_path / "page.md"
     with pytest.raises(TrainingError, match=r"page\.md: cannot be read"):
         fill_document(document, outputs, "results")

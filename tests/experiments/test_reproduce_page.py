@@ -8,8 +8,7 @@ from test_page_in_chromium import BROWSER, DESKTOP, PHONE, look
 
 from mgk.experiments.artifacts import Outputs, gather
 from mgk.experiments.evidence.claims import CLAIMS
-from mgk.experiments.evidence.decision_rules import Findings
-from mgk.experiments.evidence.effects import Measured
+from mgk.experiments.evidence.effects import ExperimentResults
 from mgk.experiments.reproduce.page import reproduction_page
 
 
@@ -25,7 +24,7 @@ def page(outputs) -> str:
 
 def test_claims_come_first_then_tables_then_figures(page):
     headings = re.findall(r"<h2>(.*?)</h2>", page)
-    assert headings[0] == "The paper&#x27;s claims"
+    assert headings[0] == "The paper&#39;s claims"
     kinds = [heading.split()[0] for heading in headings[1:-2]]
     assert kinds == ["Table"] * 4 + ["Ours:"] * 3 + ["Figure"] * 8
     assert headings[-2:] == ["Heads and components", "How this was made"]
@@ -50,7 +49,7 @@ def test_everything_is_in_the_file(page):
 
 
 def test_a_page_of_nothing_is_still_a_page():
-    nothing = Outputs(Findings("laptop", Measured([]), {}))
+    nothing = Outputs(ExperimentResults("laptop"))
     assert "Nothing has been measured yet" in reproduction_page(nothing)
 
 

@@ -11,19 +11,18 @@ from synthetic_results import MGK, SMGK, SOFTMAX, analysis, everything, record
 
 from mgk.analysis.confidence_intervals import Interval, student_interval
 from mgk.experiments.evidence.claims import CLAIMS, verdicts, verdicts_json
-from mgk.experiments.evidence.decision_rules import CONFIRMED, CONTRADICTED, NOT_MEASURED, NOT_SEEN, Findings, judge
-from mgk.experiments.evidence.effects import Measured, between_samples, has_learned, mean_of
+from mgk.experiments.evidence.decision_rules import CONFIRMED, CONTRADICTED, INCONCLUSIVE, NOT_MEASURED, decide
+from mgk.experiments.evidence.effects import ExperimentResults, difference_of_means, is_above_chance, mean_of
 from mgk.experiments.model_spec import ModelSpec
 from mgk.experiments.render.tables import difference_caption, difference_rows, header, make_table, markdown, text_rows
 from mgk.experiments.reproduce.published import LRA
 from mgk.experiments.reproduce.registry import EXPERIMENTS
-from mgk.experiments.result_store import by_model
 
 SOFTMAX_1 = ModelSpec("softmax", 1)
 
 
-def findings(*records, seen=()):
-    return Findings("laptop", Measured(records), by_model(seen))
+def results(*records, analyses=()):
+    return ExperimentResults("laptop", records, analyses)
 
 
 def table_1(shares, *, seeds=3, tasks=LRA, chance=0.5):
@@ -39,18 +38,18 @@ def table_1(shares, *, seeds=3, tasks=LRA, chance=0.5):
     ("low", "high", "better", "comparable"),
     [
         (0.1, 2.0, CONFIRMED, CONFIRMED),
-        (-0.5, 2.0, NOT_SEEN, CONFIRMED),
+        (-0.5, 2.0, INCONCLUSIVE, CONFIRMED),
         (-0.9, -0.1, CONTRADICTED, CONFIRMED),
-        (-3.0, 2.0, NOT_SEEN, NOT_SEEN),
-        (-3.0, -0.5, CONTRADICTED, NOT_SEEN),
+        (-3.0, 2.0, INCONCLUSIVE, INCONCLUSIVE),
+        (-3.0, -0.5, CONTRADICTED, INCONCLUSIVE),
         (-3.0, -1.5, CONTRADICTED, CONTRADICTED),
-        (-inf, inf, NOT_SEEN, NOT_SEEN),
+        (-inf, inf, INCONCLUSIVE, INCONCLUSIVE),
     ],
 )
 def test_the_rules(low, high, better, comparable):
     interval = Interval((low + high) / 2, low, high)
-    assert judge(interval) == better
-    assert judge(interval, margin=1.0) == comparable
+    assert decide(interval) == better
+    assert decide(interval, margin=1.0) == comparable
 
 
 def test_student_interval_is_the_textbooks():
@@ -67,10 +66,10 @@ def test_the_mean_over_tasks_is_surer_than_one_task(values, reach):
 
 
 def test_a_difference_of_large_samples():
-    found = between_samples([10.0, 12.0] * 50, [10.0, 10.5] * 50)
+    found = difference_of_means([10.0, 12.0] * 50, [10.0, 10.5] * 50)
     assert found.estimate == pytest.approx(0.75)
     assert 0 < found.low < 0.75 < found.high
-    assert isinf(between_samples([1.0], [2.0, 3.0]).low)
+    assert isinf(difference_of_means([1.0], [2.0, 3.0]).low)
 
 
 def test_every_claim_is_tested_by_experiments_that_exist():
@@ -82,52 +81,52 @@ def test_every_claim_is_tested_by_experiments_that_exist():
 
 
 def test_nothing_measured_leaves_only_the_formulas():
-    words = {name: verdict.word for name, verdict in verdicts(findings()).items()}
+    outcomes = {name: verdict.outcome for name, verdict in verdicts(results()).items()}
     by_formula = {"costs", "linear-costs", "techniques", "hard-e-costs"}
-    assert {name for name, word in words.items() if word != NOT_MEASURED} == by_formula
-    assert all(words[name] == CONFIRMED for name in by_formula)
+    assert {name for name, outcome in outcomes.items() if outcome != NOT_MEASURED} == by_formula
+    assert all(outcomes[name] == CONFIRMED for name in by_formula)
 
 
 def test_better_models_confirm():
     records = table_1({SOFTMAX: 0.70, SOFTMAX_1: 0.68, MGK: 0.75, SMGK: 0.80})
-    found = verdicts(findings(*records))
+    found = verdicts(results(*records))
     for name in ("half-the-heads", "half-the-heads-better", "same-heads", "smgk-best"):
-        assert found[name].word == CONFIRMED, name
+        assert found[name].outcome == CONFIRMED, name
     sentence = found["half-the-heads"].evidence[0].sentence
-    assert sentence.startswith("smgk, 1 head against softmax, 2 heads: +")
+    assert sentence.startswith("smgk, 1 head vs softmax, 2 heads: +")
     assert "3 seeds" in sentence
     assert "PeerRead pairs in place of AAN" in sentence
 
 
 def test_worse_models_contradict():
-    found = verdicts(findings(*table_1({SOFTMAX: 0.80, SOFTMAX_1: 0.80, MGK: 0.70, SMGK: 0.65})))
+    found = verdicts(results(*table_1({SOFTMAX: 0.80, SOFTMAX_1: 0.80, MGK: 0.70, SMGK: 0.65})))
     for name in ("half-the-heads", "half-the-heads-better", "same-heads", "smgk-best"):
-        assert found[name].word == CONTRADICTED, name
+        assert found[name].outcome == CONTRADICTED, name
 
 
 def test_equal_models_are_comparable_and_not_better():
-    found = verdicts(findings(*table_1({SOFTMAX: 0.80, SOFTMAX_1: 0.80, MGK: 0.80, SMGK: 0.80})))
-    assert found["half-the-heads"].word == CONFIRMED
-    assert found["half-the-heads-better"].word == NOT_SEEN
+    found = verdicts(results(*table_1({SOFTMAX: 0.80, SOFTMAX_1: 0.80, MGK: 0.80, SMGK: 0.80})))
+    assert found["half-the-heads"].outcome == CONFIRMED
+    assert found["half-the-heads-better"].outcome == INCONCLUSIVE
 
 
 def test_models_that_have_learned_nothing_say_nothing():
     records = table_1({SOFTMAX: 0.5, SOFTMAX_1: 0.5, MGK: 0.5, SMGK: 0.5}, chance=0.52)
-    found = verdicts(findings(*records))
-    assert not has_learned(records[:3])
-    assert found["half-the-heads"].word == NOT_SEEN
-    assert "neither has learned anything on ListOps" in found["half-the-heads"].evidence[0].sentence
+    found = verdicts(results(*records))
+    assert not is_above_chance(records[:3])
+    assert found["half-the-heads"].outcome == INCONCLUSIVE
+    assert "both at chance on ListOps" in found["half-the-heads"].evidence[0].sentence
 
 
 def test_one_pair_that_fails_contradicts_the_claim():
-    found = verdicts(findings(*table_1({SOFTMAX: 0.75, SMGK: 0.80, MGK: 0.65})))
-    words = [item.word for item in found["half-the-heads"].evidence]
-    assert words == [CONFIRMED, CONTRADICTED]
-    assert found["half-the-heads"].word == CONTRADICTED
+    found = verdicts(results(*table_1({SOFTMAX: 0.75, SMGK: 0.80, MGK: 0.65})))
+    outcomes = [item.outcome for item in found["half-the-heads"].evidence]
+    assert outcomes == [CONFIRMED, CONTRADICTED]
+    assert found["half-the-heads"].outcome == CONTRADICTED
 
 
 def test_tasks_that_are_missing_are_said():
-    found = verdicts(findings(*table_1({SOFTMAX: 0.7, MGK: 0.8, SMGK: 0.8}, tasks=("text",))))
+    found = verdicts(results(*table_1({SOFTMAX: 0.7, MGK: 0.8, SMGK: 0.8}, tasks=("text",))))
     assert "2 of 3 tasks not measured" in found["half-the-heads"].evidence[0].sentence
 
 
@@ -137,18 +136,18 @@ def test_perplexities_are_compared_by_seed():
         for model, value in ((SOFTMAX, 150), (MGK, 140), (ModelSpec("mgk", 2), 130), (ModelSpec("smgk", 2), 151))
         for seed in range(3)
     ]
-    found = verdicts(findings(*records))
-    assert found["language-half-the-heads"].word == CONFIRMED
+    found = verdicts(results(*records))
+    assert found["language-half-the-heads"].outcome == CONFIRMED
     assert "% of perplexity" in found["language-half-the-heads"].evidence[0].sentence
-    assert [item.word for item in found["language-same-heads"].evidence] == [CONTRADICTED, CONFIRMED]
-    one = verdicts(findings(*(item for item in records if item.trial.seed == 0)))
-    assert one["language-half-the-heads"].word == NOT_SEEN
-    assert "one seed does not tell" in one["language-half-the-heads"].evidence[0].sentence
+    assert [item.outcome for item in found["language-same-heads"].evidence] == [CONTRADICTED, CONFIRMED]
+    one = verdicts(results(*(item for item in records if item.trial.seed == 0)))
+    assert one["language-half-the-heads"].outcome == INCONCLUSIVE
+    assert "one seed: no confidence interval" in one["language-half-the-heads"].evidence[0].sentence
 
 
-def test_ranks_and_likeness_of_heads():
+def test_ranks_and_head_similarity():
     softmax, mgk_2 = ModelSpec("softmax", 2), ModelSpec("mgk", 2)
-    seen = [
+    analyses = [
         analysis("retrieval", softmax, rank=20, similarity=0.8),
         analysis("retrieval", mgk_2, rank=30, similarity=0.6),
         analysis("retrieval", MGK, rank=25),
@@ -156,57 +155,57 @@ def test_ranks_and_likeness_of_heads():
         analysis("wikitext-2", mgk_2, rank=20, similarity=0.5),
         analysis("wikitext-2", MGK, rank=20),
     ]
-    found = verdicts(findings(seen=seen))
-    assert found["ranks"].word == CONFIRMED
-    assert found["language-ranks"].word == CONTRADICTED
-    assert [item.word for item in found["redundancy"].evidence] == [CONFIRMED, NOT_SEEN]
+    found = verdicts(results(analyses=analyses))
+    assert found["ranks"].outcome == CONFIRMED
+    assert found["language-ranks"].outcome == CONTRADICTED
+    assert [item.outcome for item in found["redundancy"].evidence] == [CONFIRMED, INCONCLUSIVE]
 
 
-def test_ranks_and_likeness_of_several_seeds_are_judged_by_the_luck_of_seeds():
+def test_ranks_and_head_similarity_of_several_seeds_are_decided_by_the_variance_over_seeds():
     softmax, mgk_2 = ModelSpec("softmax", 2), ModelSpec("mgk", 2)
-    seen = [
+    analyses = [
         analysis("retrieval", model, seed, rank=rank, similarity=similarity)
-        for model, ranks, likeness in (
+        for model, ranks, similarities in (
             (softmax, (20, 20, 20), (0.8, 0.8, 0.8)),
             (mgk_2, (29, 30, 31), (0.2, 0.8, 0.9)),
             (MGK, (5, 20, 50), (0.0, 0.0, 0.0)),
         )
-        for seed, (rank, similarity) in enumerate(zip(ranks, likeness, strict=True))
+        for seed, (rank, similarity) in enumerate(zip(ranks, similarities, strict=True))
     ]
-    found = verdicts(findings(seen=seen))
-    assert [item.word for item in found["ranks"].evidence] == [CONFIRMED, NOT_SEEN]
-    assert "+10.00 on average" in found["ranks"].evidence[0].sentence
+    found = verdicts(results(analyses=analyses))
+    assert [item.outcome for item in found["ranks"].evidence] == [CONFIRMED, INCONCLUSIVE]
+    assert "mean difference +10.00" in found["ranks"].evidence[0].sentence
     assert found["ranks"].evidence[0].sentence.endswith("3 seeds.")
-    likeness = found["redundancy"].evidence[0]
-    assert likeness.word == NOT_SEEN
-    assert "0.653 and 0.820 within a layer" in likeness.sentence
+    redundancy = found["redundancy"].evidence[0]
+    assert redundancy.outcome == INCONCLUSIVE
+    assert "head similarity 0.653 vs 0.820 within a layer" in redundancy.sentence
 
 
 def test_curves_are_compared_at_every_evaluation():
     models = EXPERIMENTS["fig1"].models_at("laptop")
     records = [record("retrieval", model, 0, share=0.8 if model.is_mixture else 0.7) for model in models]
-    assert verdicts(findings(*records))["throughout-training"].word == CONFIRMED
+    assert verdicts(results(*records))["throughout-training"].outcome == CONFIRMED
     worse = [
         record("retrieval", model, seed, share=0.6 if model.is_mixture else 0.7)
         for seed in range(3)
         for model in models
     ]
-    assert verdicts(findings(*worse))["throughout-training"].word == CONTRADICTED
+    assert verdicts(results(*worse))["throughout-training"].outcome == CONTRADICTED
     of_one_seed = [item for item in worse if item.trial.seed == 0]
-    assert verdicts(findings(*of_one_seed))["throughout-training"].word == NOT_SEEN
+    assert verdicts(results(*of_one_seed))["throughout-training"].outcome == INCONCLUSIVE
 
 
 def test_hard_e_is_compared_to_the_best_of_each_task():
     hard, others = ModelSpec("smgk", 1, e_step="hard"), EXPERIMENTS["table4"].models_at("laptop")
     records = table_1({model: 0.78 if model == MGK else 0.7 for model in others if model != hard} | {hard: 0.78})
-    found = verdicts(findings(*records))["hard-e"]
-    assert found.word == CONFIRMED
+    found = verdicts(results(*records))["hard-e"]
+    assert found.outcome == CONFIRMED
     assert "mgk, 1 head on listops, mgk, 1 head on text" in found.evidence[0].sentence
 
 
 def test_a_table_has_our_numbers_beside_the_papers():
     records = table_1({SOFTMAX: 0.70, MGK: 0.75, SMGK: 0.80})
-    table = make_table(EXPERIMENTS["table1"], "laptop", Measured(records))
+    table = make_table(EXPERIMENTS["table1"], results(*records))
     assert table is not None
     assert [row.model for row in table.rows] == ["softmax, 2 heads", "smgk, 1 head", "mgk, 1 head"]
     softmax, smgk, _ = table.rows
@@ -235,7 +234,7 @@ def test_a_table_has_our_numbers_beside_the_papers():
 def test_extra_tasks_are_columns_of_ours_once_all_models_have_them():
     shares = {SOFTMAX: 0.70, SOFTMAX_1: 0.7, MGK: 0.75, SMGK: 0.80}
     records = table_1(shares, tasks=(*LRA, "image"))
-    table = make_table(EXPERIMENTS["table1"], "laptop", Measured(records))
+    table = make_table(EXPERIMENTS["table1"], results(*records))
     assert table is not None
     assert table.columns == (*LRA, "average", "image")
     assert table.labels["image"].endswith(", ours")
@@ -244,22 +243,22 @@ def test_extra_tasks_are_columns_of_ours_once_all_models_have_them():
     assert any("the average leaves them out" in note for note in table.notes)
     ours = EXPERIMENTS["variances"]
     every = [record(task, model, 0) for task in (*LRA, "image") for model in ours.models_at("laptop")]
-    table = make_table(ours, "laptop", Measured(every))
+    table = make_table(ours, results(*every))
     assert table is not None
     assert table.columns == (*LRA, "average", "image")
     some = [item for item in records if item.trial.task != "image" or item.trial.model != MGK]
-    table = make_table(EXPERIMENTS["table1"], "laptop", Measured(some))
+    table = make_table(EXPERIMENTS["table1"], results(*some))
     assert table is not None
     assert "image" not in table.columns
 
 
 def test_a_table_says_where_nothing_was_learned_and_where_one_seed_tells_little():
-    table = make_table(EXPERIMENTS["table1"], "laptop", Measured(table_1({SOFTMAX: 0.5, MGK: 0.5}, seeds=1)))
+    table = make_table(EXPERIMENTS["table1"], results(*table_1({SOFTMAX: 0.5, MGK: 0.5}, seeds=1)))
     assert table is not None
-    assert "no model here is better than that" in table.notes[0]
+    assert "no model here is above it" in table.notes[0]
     assert difference_rows(table) == []
     assert "one seed" in difference_caption(table)
-    table = make_table(EXPERIMENTS["table1"], "laptop", Measured(table_1({SOFTMAX: 0.5, MGK: 0.8})))
+    table = make_table(EXPERIMENTS["table1"], results(*table_1({SOFTMAX: 0.5, MGK: 0.8})))
     assert table is not None
     assert "no model" not in " ".join(table.notes)
     assert "one seed" not in difference_caption(table)
@@ -267,7 +266,7 @@ def test_a_table_says_where_nothing_was_learned_and_where_one_seed_tells_little(
 
 def test_language_rows_stand_beside_the_papers_with_four_times_the_heads():
     records, _ = everything()
-    table = make_table(EXPERIMENTS["table3"], "laptop", Measured(records))
+    table = make_table(EXPERIMENTS["table3"], results(*records))
     assert table is not None
     assert table.columns == ("validation", "test")
     row = next(row for row in table.rows if row.model == "mgk, 1 head")
@@ -281,12 +280,12 @@ def test_cells_of_different_recipes_are_noted():
     records = table_1({SOFTMAX: 0.7, MGK: 0.8}, seeds=1, tasks=("text",))
     training = records[0].recipe.training.model_copy(update={"max_steps": 9})
     records[0] = replace(records[0], recipe=records[0].recipe.model_copy(update={"training": training}))
-    table = make_table(EXPERIMENTS["table1"], "laptop", Measured(records))
+    table = make_table(EXPERIMENTS["table1"], results(*records))
     assert table is not None
     assert any("different recipes" in note for note in table.notes)
 
 
 def test_verdicts_as_data_have_no_infinity():
     records = [record("wikitext-2", model, 0, perplexity=150.0) for model in (SOFTMAX, MGK)]
-    data = verdicts_json(findings(*records))
+    data = verdicts_json(results(*records))
     assert json.loads(json.dumps(data, allow_nan=False)) == data

@@ -1,1 +1,1 @@
-"""What models cost, what they attend to, and how sure a measured difference is."""
+"""Cost of models by formula, inspection of their attention, and confidence intervals of measured differences."""

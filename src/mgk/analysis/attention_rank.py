@@ -1,20 +1,17 @@
-"""The rank of attention matrices, as the paper counts it: singular values of 10^-6 and more (Section 3.3).
+"""The rank of attention matrices as the paper defines it: singular values of 10^-6 and more (Section 3.3).
 
-The weights come in float32, whose rounding of entries near 1/N adds singular values of about 10^-9; the decomposition
-is in float64, because in float32 its own noise, 10^-7 of the largest value, would reach the threshold.
+The weights are float32, whose rounding of entries near 1/N adds singular values of about 10^-9. The decomposition is
+in float64: in float32 its own error, 10^-7 of the largest value, would reach the threshold.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mgk.analysis.attention_maps import Map, attention_maps
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from mgk.analysis.attention_maps import Example, Map, attention_maps
 
 THRESHOLD = 1e-6
 Numbers = NDArray[np.float64]
@@ -25,7 +22,7 @@ class Examples(Protocol):
 
     def __len__(self) -> int: ...
 
-    def __getitem__(self, index: int, /) -> Mapping[str, "Tensor"]: ...
+    def __getitem__(self, index: int, /) -> Example: ...
 
 
 @dataclass(frozen=True)
@@ -33,10 +30,10 @@ class RankDistribution:
     """The ranks of sampled attention matrices of one layer.
 
     Attributes:
-        layer: its number, from 0.
-        ranks: how many singular values reach the threshold, for each matrix.
+        layer: its index, from 0.
+        ranks: how many singular values reach the threshold, per matrix.
         effective: the effective rank of each matrix.
-        lengths: N, the rows of each matrix: no rank is above it.
+        lengths: N, the rows of each matrix, which bound its rank.
     """
 
     layer: int
@@ -49,24 +46,24 @@ def singular_values(weights: Map) -> Numbers:
     """The singular values of matrices (..., L, S), largest first, in float64."""
     import torch  # several times faster than NumPy here
 
-    found: Numbers = torch.linalg.svdvals(torch.from_numpy(np.asarray(weights)).double()).numpy()
-    return found
+    values: Numbers = torch.linalg.svdvals(torch.from_numpy(np.asarray(weights)).double()).numpy()
+    return values
 
 
 def rank(values: Numbers, threshold: float = THRESHOLD) -> NDArray[np.int64]:
-    """How many s_k >= threshold there are, of singular values (..., K)."""
+    """The number of s_k >= threshold among singular values (..., K)."""
     return (values >= threshold).sum(-1)
 
 
 def effective_rank(values: Numbers) -> Numbers:
     """exp(-sum_k p_k log p_k), p_k = s_k / sum s, of singular values (..., K) (Roy and Vetterli 2007).
 
-    1 for a matrix whose rows are all alike, N for a permutation; unlike the rank it does not hang on a threshold.
+    1 for a matrix with identical rows, N for a permutation. Unlike the rank it does not depend on a threshold.
     """
     total = values.sum(-1, keepdims=True)
     p = values / np.where(total > 0, total, 1.0)
-    found: Numbers = np.exp(-(p * np.log(np.where(p > 0, p, 1.0))).sum(-1))
-    return found
+    ranks: Numbers = np.exp(-(p * np.log(np.where(p > 0, p, 1.0))).sum(-1))
+    return ranks
 
 
 def rank_distributions(
@@ -78,38 +75,30 @@ def rank_distributions(
     seed: int = 0,
     on_step: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[RankDistribution]:
-    """The ranks of ``count`` attention matrices of every layer, of examples drawn at random (Fig. 2 right, Fig. 6).
+    """The ranks of ``count`` attention matrices of every layer, of randomly drawn examples (Fig. 2 right, Fig. 6).
 
     Args:
         model: one of :mod:`mgk.models`.
         data: as :func:`mgk.data.load` gives it.
-        count: matrices of a layer; an example has as many as the model has heads.
-        threshold: of a singular value that counts.
+        count: matrices per layer; an example has one per head. Data with fewer examples gives fewer.
+        threshold: the smallest singular value that counts.
         seed: of the draw.
-        on_step: called with how many examples of how many are done.
-
-    Returns:
-        A distribution a layer. Where the data has too few examples for ``count`` matrices, those of all of them.
+        on_step: called with the number of examples that are done and their total.
     """
-    heads = model.config.num_attention_heads
     if count < 1:
         raise ValueError(f"count must be at least 1, got {count}")
-    wanted = min(-(-count // heads), len(data))
-    chosen = np.random.Generator(np.random.PCG64(seed)).permutation(len(data))[:wanted]
-    found: list[list[tuple[NDArray[np.int64], Numbers, int]]] = [[] for _ in range(model.config.num_hidden_layers)]
+    total = min(-(-count // model.config.num_attention_heads), len(data))
+    chosen = np.random.Generator(np.random.PCG64(seed)).permutation(len(data))[:total]
+    samples: list[list[tuple[NDArray[np.int64], Numbers, NDArray[np.int64]]]]
+    samples = [[] for _ in range(model.config.num_hidden_layers)]
     for done, index in enumerate(chosen, 1):
         (maps,) = attention_maps(model, [data[int(index)]])
-        for layer, weights in enumerate(maps.weights):
+        for layer, weights in zip(samples, maps.weights, strict=True):
             values = singular_values(weights)  # (heads, K)
-            found[layer].append((rank(values, threshold), effective_rank(values), weights.shape[-1]))
-        on_step(done, wanted)
-    return [_joined(layer, parts, count) for layer, parts in enumerate(found)]
-
-
-def _joined(layer: int, parts: Sequence[tuple[NDArray[np.int64], Numbers, int]], count: int) -> RankDistribution:
-    return RankDistribution(
-        layer,
-        np.concatenate([ranks for ranks, _, _ in parts])[:count],
-        np.concatenate([effective for _, effective, _ in parts])[:count],
-        np.concatenate([np.full(len(ranks), length) for ranks, _, length in parts])[:count],
-    )
+            lengths = np.full(len(weights), weights.shape[-1])
+            layer.append((rank(values, threshold), effective_rank(values), lengths))
+        on_step(done, total)
+    return [
+        RankDistribution(number, *(np.concatenate(part)[:count] for part in zip(*layer, strict=True)))
+        for number, layer in enumerate(samples)
+    ]

@@ -1,21 +1,19 @@
-"""How sure a measured accuracy is, and a difference between two models that saw the same examples."""
+"""95% confidence intervals of accuracies, and of paired differences between models on the same test examples."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import comb, hypot, inf, sqrt
+from math import hypot, inf, sqrt
 from statistics import NormalDist, fmean, stdev
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 _Z95 = NormalDist().inv_cdf(0.975)
-# Student's t, 97.5%, by degrees of freedom.
-_T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 
 
 @dataclass(frozen=True)
 class Interval:
-    """An estimate with its 95% interval."""
+    """An estimate with its 95% confidence interval."""
 
     estimate: float
     low: float
@@ -24,13 +22,13 @@ class Interval:
 
 @dataclass(frozen=True)
 class PairedDifference:
-    """How much more often the candidate is right than the baseline, on the same examples.
+    """The difference in accuracy between two kinds of models on the same examples.
 
     Attributes:
-        difference: the candidate's accuracy less the baseline's, with its 95% interval.
-        gained: pairs that only the candidate has right.
+        difference: the candidate's accuracy minus the baseline's, with its 95% interval.
+        gained: (seed, example) pairs that only the candidate has right.
         lost: pairs that only the baseline has right.
-        p_value: of McNemar's exact test: how likely so uneven a split is when neither is better.
+        p_value: of McNemar's exact test.
         examples: distinct test examples.
         seeds: models of each kind.
     """
@@ -44,32 +42,31 @@ class PairedDifference:
 
 
 def wilson_interval(correct: int, total: int) -> Interval:
-    """The 95% interval of a proportion, (p + z^2/2n -+ z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n) (Wilson 1927)."""
+    """(p + z^2/2n -+ z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n): Wilson's 95% interval of a proportion."""
     if not 0 <= correct <= total or total == 0:
         raise ValueError(f"correct must be from 0 to total, and total above 0, got {correct} of {total}")
-    p, z2 = correct / total, _Z95**2 / total
-    centre = (p + z2 / 2) / (1 + z2)
-    reach = _Z95 * sqrt(p * (1 - p) / total + z2 / (4 * total)) / (1 + z2)
-    return Interval(p, max(0.0, centre - reach), min(1.0, centre + reach))
+    from scipy.stats import binomtest
+
+    bounds = binomtest(correct, total).proportion_ci(method="wilson")
+    return Interval(correct / total, float(bounds.low), float(bounds.high))
 
 
 def student_interval(values: Sequence[float]) -> Interval:
-    """[m - t s / sqrt(n), m + t s / sqrt(n)] of a mean m, by Student's t with n - 1 degrees of freedom.
+    """M -+ t s / sqrt(n): the 95% interval of a mean by Student's t with n - 1 degrees of freedom.
 
-    For a few numbers, one a seed, where a bootstrap would be too sure, as it never leaves what was seen. One number
-    alone tells no interval: it is unbounded.
+    For few values, one per seed, where a bootstrap is too narrow. A single value has an unbounded interval.
     """
-    mean = fmean(values)
-    if len(values) == 1:
+    mean, count = fmean(values), len(values)
+    if count == 1:
         return Interval(mean, -inf, inf)
-    free = len(values) - 1
-    t = _T95[free - 1] if free <= len(_T95) else _Z95 + 2.5 / free
-    reach = t * stdev(values) / sqrt(len(values))
-    return Interval(mean, mean - reach, mean + reach)
+    from scipy.stats import t
+
+    half_width = float(t.ppf(0.975, count - 1)) * stdev(values) / sqrt(count)
+    return Interval(mean, mean - half_width, mean + half_width)
 
 
 def mean_accuracy(correct: ArrayLike) -> Interval:
-    """The accuracy over seeds and examples: Wilson's interval for one seed, for several as of a paired difference.
+    """The accuracy over seeds and examples: Wilson's interval for one seed, else as in :func:`paired_difference`.
 
     Args:
         correct: (seeds, examples), whether each model has each example right.
@@ -77,16 +74,15 @@ def mean_accuracy(correct: ArrayLike) -> Interval:
     table = _table("correct", correct)
     if len(table) == 1:
         return wilson_interval(int(table.sum()), table.size)
-    return _of_seeds_and_examples(table)
+    return _over_seeds_and_examples(table)
 
 
 def paired_difference(candidate: ArrayLike, baseline: ArrayLike) -> PairedDifference:
-    """Compare two kinds of models example by example.
+    """M -+ sqrt((t s / sqrt(n))^2 + (z e / sqrt(k))^2), the 95% interval over seeds and test examples.
 
-    The interval is m -+ sqrt((t s / sqrt(n))^2 + (z e / sqrt(k))^2): s is the standard deviation of the n seeds'
-    differences, t Student's; e that of the k examples' differences, z the normal law's. It covers the luck of training,
-    with several seeds, and that of the test set. Each model is paired with the one of the same seed, which saw the same
-    data in the same order.
+    s is the standard deviation of the n seeds' differences and t Student's quantile; e is the standard deviation of the
+    k examples' differences and z the normal quantile. One seed leaves the term of the examples. Models are paired by
+    seed: they saw the same data in the same order.
 
     Args:
         candidate: (seeds, examples), whether each model has each example right.
@@ -97,7 +93,7 @@ def paired_difference(candidate: ArrayLike, baseline: ArrayLike) -> PairedDiffer
         raise ValueError(f"candidate and baseline must have one shape, got {ours.shape} and {theirs.shape}")
     gained, lost = int((ours & ~theirs).sum()), int((theirs & ~ours).sum())
     return PairedDifference(
-        difference=_of_seeds_and_examples(ours.astype(np.int8) - theirs.astype(np.int8)),
+        difference=_over_seeds_and_examples(ours.astype(np.int8) - theirs.astype(np.int8)),
         gained=gained,
         lost=lost,
         p_value=mcnemar(gained, lost),
@@ -108,14 +104,13 @@ def paired_difference(candidate: ArrayLike, baseline: ArrayLike) -> PairedDiffer
 
 def mcnemar(gained: int, lost: int) -> float:
     """min(1, 2 P(X <= min(gained, lost))), X ~ Binomial(gained + lost, 1/2): the exact two-sided test."""
-    total, fewer = gained + lost, min(gained, lost)
-    if total > 1000:  # where the normal law, with its continuity correction, has the same digits
-        return min(1.0, 2 * NormalDist().cdf((fewer + 0.5 - total / 2) / (sqrt(total) / 2)))
-    return min(1.0, 2 * sum(comb(total, k) for k in range(fewer + 1)) / 2**total)
+    from scipy.stats import binomtest
+
+    return float(binomtest(gained, gained + lost).pvalue) if gained + lost else 1.0
 
 
 def mean_difference(candidate: Sequence[float], baseline: Sequence[float]) -> Interval:
-    """The mean difference of two lists of numbers, one a seed, paired by seed; its 95% interval by Student's t."""
+    """The mean difference of two lists of one value per seed, paired by seed, with Student's 95% interval."""
     if len(candidate) != len(baseline) or not len(candidate):
         raise ValueError(
             f"candidate and baseline must be two lists of one length, got {len(candidate)} and {len(baseline)} numbers"
@@ -123,14 +118,13 @@ def mean_difference(candidate: Sequence[float], baseline: Sequence[float]) -> In
     return student_interval([ours - theirs for ours, theirs in zip(candidate, baseline, strict=True)])
 
 
-def _of_seeds_and_examples(table: NDArray[np.generic]) -> Interval:
-    """The mean of (seeds, examples), with what both are uncertain by."""
+def _over_seeds_and_examples(table: NDArray[np.generic]) -> Interval:
     values = table.astype(np.float64)
     seeds, examples = values.shape
-    mean, reach = float(values.mean()), _Z95 * float(values.mean(0).std()) / sqrt(examples)
+    mean, half_width = float(values.mean()), _Z95 * float(values.mean(0).std()) / sqrt(examples)
     if seeds > 1:
-        reach = hypot(reach, student_interval(values.mean(1).tolist()).high - mean)
-    return Interval(mean, mean - reach, mean + reach)
+        half_width = hypot(half_width, student_interval(values.mean(1).tolist()).high - mean)
+    return Interval(mean, mean - half_width, mean + half_width)
 
 
 def _table(name: str, values: ArrayLike) -> NDArray[np.bool_]:

@@ -1,7 +1,7 @@
-"""Numbers that know the formula they came from: one text is shown and evaluated, so the two cannot drift apart."""
+"""Quantities with their formula: one text is shown and evaluated, so the two cannot differ."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 _SYMBOL = re.compile(r"[A-Za-z_]+")
@@ -9,7 +9,7 @@ _SYMBOL = re.compile(r"[A-Za-z_]+")
 
 @dataclass(frozen=True)
 class Term:
-    """One summand: what it stands for, and its formula in the symbols of the quantity."""
+    """A summand: what it stands for, and its formula."""
 
     name: str
     formula: str
@@ -17,58 +17,46 @@ class Term:
 
 @dataclass(frozen=True)
 class Quantity:
-    """The sum of some terms at given sizes.
-
-    Attributes:
-        name: what is counted.
-        unit: of the value.
-        terms: the summands.
-        symbols: the value of every symbol.
-    """
+    """A named sum of terms, and the value of every symbol in their formulas."""
 
     name: str
-    unit: str
     terms: tuple[Term, ...]
     symbols: Mapping[str, int]
 
     @property
     def value(self) -> int:
         """The sum of all terms."""
-        return sum(self.term_value(term) for term in self.terms)
+        return sum(map(self.term_value, self.terms))
 
     def term_value(self, term: Term) -> int:
-        """One term at these sizes."""
-        # The formulas are constants of this package: arithmetic on whole numbers and nothing else.
+        """The value of one term."""
+        # The formulas are constants of this package: arithmetic on integers and nothing else.
         return int(eval(term.formula, {"__builtins__": {}}, dict(self.symbols)))
 
-    @property
-    def formula(self) -> str:
-        """The whole formula in symbols."""
-        return " + ".join(term.formula for term in self.terms) or "0"
-
     def with_numbers(self, term: Term) -> str:
-        """A term's formula with the numbers put in."""
+        """A term's formula with its symbols replaced by their values."""
         return _SYMBOL.sub(lambda match: str(self.symbols[match[0]]), term.formula)
 
     def explain(self) -> str:
-        """The value, and each term in symbols, in numbers, and its own value; a line each."""
-        lines = [f"{self.name} = {self.value:,} {self.unit}".rstrip()]
+        """The value, then a line per term: its formula in symbols, in numbers, and its value."""
+        return "\n".join([f"{self.name} = {self.value:,}", *self._term_lines()])
+
+    def _term_lines(self) -> Iterator[str]:
         for term in self.terms:
-            lines.append(f"  {term.name}: {term.formula} = {self.with_numbers(term)} = {self.term_value(term):,}")
-        return "\n".join(lines)
+            yield f"  {term.name}: {term.formula} = {self.with_numbers(term)} = {self.term_value(term):,}"
 
     def __add__(self, other: "Quantity") -> "Quantity":
-        """Both together, under the name of the first."""
-        return Quantity(self.name, self.unit, (*self.terms, *other.terms), {**self.symbols, **other.symbols})
+        """The terms of both, under the name of the first."""
+        return Quantity(self.name, (*self.terms, *other.terms), self.symbols)
 
     def times(self, factor: str, *, name: str | None = None) -> "Quantity":
         """Every term times a factor in the same symbols."""
-        terms = tuple(Term(term.name, f"{factor} * {_bracketed(term.formula)}") for term in self.terms)
-        return Quantity(name or self.name, self.unit, terms, self.symbols)
+        terms = (Term(term.name, f"{factor} * {_parenthesised(term.formula)}") for term in self.terms)
+        return Quantity(name or self.name, tuple(terms), self.symbols)
 
 
-def _bracketed(formula: str) -> str:
-    """The formula in brackets, unless it is a product already."""
+def _parenthesised(formula: str) -> str:
+    """The formula in parentheses, unless it is a product."""
     depth = 0
     for character in formula:
         depth += {"(": 1, ")": -1}.get(character, 0)

@@ -1,6 +1,6 @@
-"""What the components of a mixture do in a trained model: their priors, their work, and how far apart they are."""
+"""How a trained model uses the components of its keys: priors, shares of the attention, and distances."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -8,9 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mgk.functional.linear import api as linear
-from mgk.functional.mixture import api as attention
+from mgk.analysis.attention_maps import Example, inference
+from mgk.functional import linear_mixture_weights, mixture_weights, responsibilities
+from mgk.functional.linear.api import features
 from mgk.nn import MixtureAttention
+from mgk.variants import VARIANTS
 
 
 @dataclass(frozen=True)
@@ -18,12 +20,12 @@ class MixtureUsage:
     """The components of one layer, means over examples.
 
     Attributes:
-        layer: its number, from 0.
-        prior: pi_r (H, M), over positions where they have their own.
-        share: sum_j A_ij gamma_ijr (H, M), the mean over queries i of the attention that goes through component r.
-        certainty: sum_j A_ij max_r gamma_ijr (H,): 1 where one component has all of a pair, 1/M where all share it.
-        distance: |k_jr - k_js| / sigma (H, M, M), the mean over positions of how far two components are apart, in
-            standard deviations; of the linear variants, which have none, in units of D^(1/4).
+        layer: its index, from 0.
+        prior: pi_r (H, M), the mean over positions where they have their own.
+        share: sum_j A_ij gamma_ijr (H, M), the mean over queries i of the attention through component r.
+        certainty: sum_j A_ij max_r gamma_ijr (H,): 1 for one component per pair, 1/M where all contribute equally.
+        distance: |k_jr - k_js| / sigma (H, M, M), the mean over positions of the distance between two components in
+            standard deviations; for the linear variants, which have none, in units of D^(1/4).
     """
 
     layer: int
@@ -33,9 +35,8 @@ class MixtureUsage:
     distance: Tensor
 
 
-@torch.no_grad()
-def mixture_usage(model: Any, examples: Sequence[Mapping[str, Tensor]]) -> list[MixtureUsage]:
-    """The work of the components in every layer.
+def mixture_usage(model: Any, examples: Sequence[Example]) -> list[MixtureUsage]:
+    """The use of the components in every layer.
 
     Args:
         model: one of :mod:`mgk.models`, with a mixture of keys.
@@ -43,43 +44,34 @@ def mixture_usage(model: Any, examples: Sequence[Mapping[str, Tensor]]) -> list[
     """
     if not examples:
         raise ValueError("examples must be at least one, got none")
-    if model.config.attention in ("softmax", "linear"):
-        raise ValueError(f"attention={model.config.attention!r} has one key a position: there is no mixture to look at")
-    device = next(model.parameters()).device
-    was_training = model.training
-    model.eval()
-    found: list[list[MixtureUsage]] = []
-    try:
+    if not VARIANTS[model.config.attention].is_mixture:
+        raise ValueError(f"attention={model.config.attention!r} has one key a position, not a mixture")
+    by_example: list[list[tuple[Tensor, ...]]] = []
+    with inference(model) as inputs:
         for example in examples:
-            inputs = {name: x[None].to(device) for name, x in example.items() if "labels" not in name}
-            with _watched(model) as calls:
-                model(**inputs)
-            # a retrieval model calls each layer twice: the first time for the first document
-            layers = list(dict.fromkeys(module for module, _, _ in calls))
+            with _recorded_calls(model) as calls:
+                model(**inputs(example))
+            # A retrieval model calls each layer twice, first for the first document.
             first = {module: (x, options) for module, x, options in reversed(calls)}
-            found.append([_usage(number, module, *first[module]) for number, module in enumerate(layers)])
-    finally:
-        model.train(was_training)
-    return [_mean(parts) for parts in zip(*found, strict=True)]
-
-
-_Calls = list[tuple[MixtureAttention, Tensor, dict[str, Any]]]
+            layers = dict.fromkeys(module for module, _, _ in calls)
+            by_example.append([_usage(module, *first[module]) for module in layers])
+    return [
+        MixtureUsage(number, *(torch.stack(values).mean(0).cpu() for values in zip(*layer, strict=True)))
+        for number, layer in enumerate(zip(*by_example, strict=True))
+    ]
 
 
 @contextmanager
-def _watched(model: torch.nn.Module) -> Iterator[_Calls]:
-    """Every call of a layer's attention while the block runs."""
-    calls: _Calls = []
+def _recorded_calls(model: torch.nn.Module) -> Iterator[list[tuple[MixtureAttention, Tensor, dict[str, Any]]]]:
+    """Every call of an attention module within the block: the module, its input and its options."""
+    calls: list[tuple[MixtureAttention, Tensor, dict[str, Any]]] = []
 
-    def note(module: torch.nn.Module, args: tuple[Tensor, ...], options: dict[str, Any]) -> None:
+    def record(module: torch.nn.Module, args: tuple[Tensor, ...], options: dict[str, Any]) -> None:
         assert isinstance(module, MixtureAttention)
         calls.append((module, args[0], options))
 
-    hooks = [
-        module.register_forward_pre_hook(note, with_kwargs=True)
-        for module in model.modules()
-        if isinstance(module, MixtureAttention)
-    ]
+    modules = [module for module in model.modules() if isinstance(module, MixtureAttention)]
+    hooks = [module.register_forward_pre_hook(record, with_kwargs=True) for module in modules]
     try:
         yield calls
     finally:
@@ -87,46 +79,34 @@ def _watched(model: torch.nn.Module) -> Iterator[_Calls]:
             hook.remove()
 
 
-def _usage(layer: int, module: MixtureAttention, x: Tensor, options: dict[str, Any]) -> MixtureUsage:
+def _usage(module: MixtureAttention, x: Tensor, options: dict[str, Any]) -> tuple[Tensor, ...]:
+    """Prior, share, certainty and distance of one call with a batch of one."""
     query, keys, _ = module.project(x, rotary=options.get("rotary"))
     if module.shifts is not None:
         keys = keys + module.shifts[None, :, :, None]  # (1, H, M, S, D)
     log_prior = module.log_prior(keys.shape[3])
     is_causal = options.get("is_causal", False)
+    sigma: Any = module.head_dim**0.25
     if module.is_linear:
         assert module.feature_map is not None
-        phi_q, phi_k = linear.features(query, keys, module.feature_map)
+        phi_q, phi_k = features(query, keys, module.feature_map)
         products = phi_q.unsqueeze(2) @ phi_k.mT  # (1, H, M, L, S)
         if log_prior is not None:
             products = products * log_prior.exp().unsqueeze(3)
         gamma = products / products.sum(2, keepdim=True).clamp_min(torch.finfo(products.dtype).tiny)
-        mapped = {"feature_map": module.feature_map, "is_causal": is_causal}
-        weights = linear.linear_mixture_weights(query, keys, log_prior, **mapped)
-        deviation: Any = module.head_dim**0.25
+        weights = linear_mixture_weights(query, keys, log_prior, feature_map=module.feature_map, is_causal=is_causal)
     else:
-        given = {"variance": module.variance(), "e_step": module.e_step, "is_causal": is_causal}
-        weights = attention.mixture_weights(query, keys, log_prior, **given)
-        gamma = attention.responsibilities(query, keys, log_prior, **given).transpose(2, 3)
-        variance = torch.as_tensor(module.variance()).expand(1, module.num_heads, module.num_mixtures, 1)
-        deviation = variance.mean(2).sqrt().view(-1, 1, 1)
-    through = weights.unsqueeze(2) * gamma  # (1, H, M, L, S)
-    most = weights * gamma.amax(2)
+        variance = module.variance()
+        given = {"variance": variance, "e_step": module.e_step, "is_causal": is_causal}
+        weights = mixture_weights(query, keys, log_prior, **given)
+        gamma = responsibilities(query, keys, log_prior, **given).transpose(2, 3)
+        by_component = torch.as_tensor(variance).expand(1, module.num_heads, module.num_mixtures, 1)
+        sigma = by_component.mean(2).sqrt().view(-1, 1, 1)
     prior = torch.full((module.num_heads, module.num_mixtures), 1 / module.num_mixtures)
     if log_prior is not None:
         prior = log_prior[0].exp().mean(-1).expand_as(prior)
         prior = prior / prior.sum(-1, keepdim=True)
-    apart = (keys.unsqueeze(2) - keys.unsqueeze(3)).norm(dim=-1).mean(-1)[0]  # (H, M, M)
-    return MixtureUsage(
-        layer,
-        prior.cpu(),
-        through.sum(-1).mean(-1)[0].cpu(),
-        most.sum(-1).mean(-1)[0].cpu(),
-        (apart / deviation).cpu(),
-    )
-
-
-def _mean(parts: Sequence[MixtureUsage]) -> MixtureUsage:
-    def over(name: str) -> Tensor:
-        return torch.stack([getattr(part, name) for part in parts]).mean(0)
-
-    return MixtureUsage(parts[0].layer, over("prior"), over("share"), over("certainty"), over("distance"))
+    share = (weights.unsqueeze(2) * gamma).sum(-1).mean(-1)[0]
+    certainty = (weights * gamma.amax(2)).sum(-1).mean(-1)[0]
+    distance = (keys.unsqueeze(2) - keys.unsqueeze(3)).norm(dim=-1).mean(-1)[0] / sigma  # (H, M, M)
+    return prior, share, certainty, distance

@@ -1,176 +1,370 @@
-"""``mgk analyze``: what models cost, by formula, and what the heads of a trained one do."""
+"""``mgk analyze``: the cost of models by formula, and the attention of a trained one."""
 
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
 import typer
 
-from mgk.analysis import cost_model as model
-from mgk.analysis.cost_model import BASELINES, VARIANTS, Sizes, Variant
-from mgk.cli.analyze_runs import maps, mixtures, ranks, redundancy
-from mgk.cli.options import one_of, some_of, split
+from mgk._util.errors import UsageError
+from mgk.analysis import cost_model
+from mgk.analysis.cost_model import Sizes
+from mgk.cli.cli_errors import cli_errors
+from mgk.cli.options import one_of, some_of, split, whole_numbers, writable_file
+from mgk.variants import DEFAULT_E_STEP, DEFAULT_NUM_MIXTURES, DEFAULT_PRIOR, VARIANTS, EStep, Prior, Variant
 
 if TYPE_CHECKING:
-    from mgk.analysis.formula import Quantity
+    from transformers import PreTrainedModel
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Look into models and what they cost.")
-app.command()(maps)
-app.command()(ranks)
-app.command()(redundancy)
-app.command()(mixtures)
+    from mgk.training.tasks import TaskData
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Inspect models and their cost.")
 
 _BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
-_SUFFIXES = {"k": 10**3, "M": 10**6, "G": 10**9, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
+_SUFFIXES = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "k": 10**3, "M": 10**6, "G": 10**9}
 _SYMBOLS = "BNPLCFHDMKRVW"
 _BY_FAMILY: tuple[Variant, ...] = ("softmax", "mgk", "smgk", "linear", "mlk", "smlk")
+_QUANTITIES = (
+    cost_model.attention_parameters,
+    cost_model.layer_parameters,
+    cost_model.model_parameters,
+    cost_model.attention_flops,
+    cost_model.forward_flops,
+    cost_model.training_flops,
+    cost_model.cache_bytes,
+    cost_model.activation_bytes,
+)
+_SPLITS = ("train", "validation", "test")
+_IMAGE_SUFFIXES = (".png", ".svg", ".pdf")
+
+
+def parse_size(text: str | int) -> int:
+    """A whole number with or without a suffix: 128k is 128,000, 128Ki is 131,072."""
+    number = str(text).strip()
+    suffix = next((suffix for suffix in _SUFFIXES if number.endswith(suffix)), "")
+    try:
+        size = float(number.removesuffix(suffix)) * _SUFFIXES.get(suffix, 1)
+    except ValueError:
+        size = 0.0
+    if size < 1 or size != int(size):
+        raise typer.BadParameter(
+            f"{text!r} is not a whole number from 1 up, with or without one of {', '.join(_SUFFIXES)}"
+        )
+    return int(size)
+
+
+def _size(help_: str, **options: Any) -> Any:
+    return typer.Option(parser=parse_size, metavar="SIZE", help=help_, **options)
+
+
+def _choice(names: Sequence[str]) -> Any:
+    return typer.Option(callback=one_of(tuple(names)), help=f"One of {', '.join(names)}.")
+
+
+def _image(path: Path | None) -> Path | None:
+    if path is not None and path.suffix not in _IMAGE_SUFFIXES:
+        raise typer.BadParameter(f"{str(path)!r} must end in {', '.join(_IMAGE_SUFFIXES)}")
+    return writable_file(path)
 
 
 @app.callback()
 def analyze() -> None:
-    """Look into models and what they cost."""
-
-
-def parse_size(text: str) -> int:
-    """A whole number with or without a suffix: 128k is 128,000, 128Ki is 131,072."""
-    number = text.strip()
-    factor = 1
-    for suffix, value in sorted(_SUFFIXES.items(), key=lambda item: -len(item[0])):
-        if number.endswith(suffix):
-            number, factor = number.removesuffix(suffix), value
-            break
-    try:
-        size = float(number) * factor
-    except ValueError:
-        size = 0.0
-    if size < 1 or size != int(size):
-        suffixes = ", ".join(_SUFFIXES)
-        raise typer.BadParameter(f"{text!r} is not a whole number from 1 up, with or without one of {suffixes}")
-    return int(size)
-
-
-def _size(text: str | None) -> str | None:
-    if text is not None:
-        parse_size(text)
-    return text
-
-
-def _given(text: str | None, default: int) -> int:
-    return default if text is None else parse_size(text)
-
-
-_SIZE_HELP = "; 128k is 128,000, 128Ki is 131,072."
+    """Inspect models and their cost."""
 
 
 @app.command()
 def cost(
     heads: Annotated[int, typer.Option(min=1, help="H, of the mixtures; softmax and linear have twice as many.")] = 8,
-    length: Annotated[str, typer.Option(callback=_size, metavar="SIZE", help="N" + _SIZE_HELP)] = "2048",
+    length: Annotated[int, _size("N; 128k is 128,000, 128Ki is 131,072.")] = 2048,
     layers: Annotated[int, typer.Option(min=1, help="L.")] = 16,
     head_dim: Annotated[int, typer.Option(min=1, help="D, the same for all.")] = 64,
-    hidden: Annotated[str | None, typer.Option(callback=_size, metavar="SIZE", help="C.", show_default="2 H D")] = None,
-    intermediate: Annotated[
-        str | None, typer.Option(callback=_size, metavar="SIZE", help="F.", show_default="4 C")
-    ] = None,
-    mixtures: Annotated[int, typer.Option(min=1, help="M.")] = 2,
-    vocab: Annotated[str, typer.Option(callback=_size, metavar="SIZE", help="V.")] = "32k",
-    batch: Annotated[str, typer.Option(callback=_size, metavar="SIZE", help="B.")] = "1",
-    dtype: Annotated[
-        str, typer.Option(callback=one_of(tuple(_BYTES)), help=f"One of {', '.join(_BYTES)}.")
-    ] = "float32",
+    hidden: Annotated[int | None, _size("C.", show_default="2 H D")] = None,
+    intermediate: Annotated[int | None, _size("F.", show_default="4 C")] = None,
+    mixtures: Annotated[int, typer.Option(min=1, help="M.")] = DEFAULT_NUM_MIXTURES,
+    vocab: Annotated[int, _size("V.")] = 32_000,
+    batch: Annotated[int, _size("B.")] = 1,
+    dtype: Annotated[str, _choice(tuple(_BYTES))] = "float32",
     causal: Annotated[bool, typer.Option("--causal/--no-causal", help="A decoder, or an encoder.")] = True,
-    e_step: Annotated[str, typer.Option(callback=one_of(("soft", "hard")), help="soft or hard.")] = "soft",
-    prior: Annotated[
-        str, typer.Option(callback=one_of(("learned", "em", "uniform")), help="learned, em or uniform.")
-    ] = "learned",
-    plain: Annotated[
-        bool, typer.Option("--plain", help="Count Eq. 9 as it is written: a product for each component of smgk too.")
+    e_step: Annotated[str, _choice(get_args(EStep))] = DEFAULT_E_STEP,
+    prior: Annotated[str, _choice(get_args(Prior))] = DEFAULT_PRIOR,
+    unfused: Annotated[
+        bool, typer.Option("--unfused", help="Count Eq. 9 literally: a product for each component of smgk too.")
     ] = False,
     variants: Annotated[
-        str, typer.Option(callback=some_of(VARIANTS), help=f"Some of {','.join(VARIANTS)}.", show_default="all")
+        str, typer.Option(callback=some_of(tuple(VARIANTS)), help=f"Some of {','.join(VARIANTS)}.", show_default="all")
     ] = ",".join(VARIANTS),
-    formulas: Annotated[bool, typer.Option("--formulas/--no-formulas", help="Whether to show them.")] = True,
+    formulas: Annotated[bool, typer.Option("--formulas/--no-formulas", help="Whether to print them.")] = True,
 ) -> None:
     """Parameters, FLOPs and bytes of mixtures with H heads beside softmax and linear attention with 2H."""
-    width = _given(hidden, 2 * heads * head_dim)
-    chosen = split(variants)
-    all_sizes = [
+    width = hidden or 2 * heads * head_dim
+    shared: dict[str, Any] = {
+        "head_dim": head_dim,
+        "hidden": width,
+        "layers": layers,
+        "intermediate": intermediate or 4 * width,
+        "length": length,
+        "batch": batch,
+        "mixtures": mixtures,
+        "vocab": vocab,
+        "head": "language",
+        "causal": causal,
+        "prior": prior,
+        "position": "rotary",
+        "bytes_per_number": _BYTES[dtype],
+        "fused": not unfused,
+    }
+    models = [
         Sizes(
             attention=name,
-            heads=heads if name in BASELINES else 2 * heads,
-            head_dim=head_dim,
-            hidden=width,
-            layers=layers,
-            intermediate=_given(intermediate, 4 * width),
-            length=parse_size(length),
-            batch=parse_size(batch),
-            mixtures=mixtures,
-            vocab=parse_size(vocab),
-            head="language",
-            causal=causal,
-            e_step="soft" if name in ("linear", "mlk", "smlk") else e_step,
-            prior=prior,
-            position="rotary",
-            bytes_per_number=_BYTES[dtype],
-            formulation="plain" if plain else "fused",
+            heads=heads if VARIANTS[name].is_mixture else 2 * heads,
+            e_step=DEFAULT_E_STEP if VARIANTS[name].is_linear else cast("EStep", e_step),
+            **shared,
         )
         for name in _BY_FAMILY
-        if name in chosen
+        if name in split(variants)
     ]
-    _show(all_sizes)
+    _print_costs(models)
     if formulas:
-        _show_formulas(all_sizes)
+        _print_formulas(models)
 
 
-_QUANTITIES = (
-    model.attention_parameters,
-    model.layer_parameters,
-    model.model_parameters,
-    model.attention_flops,
-    model.forward_flops,
-    model.training_flops,
-    model.cache_bytes,
-    model.activation_bytes,
-)
-
-
-def _show(all_sizes: list[Sizes]) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
+def _print_costs(models: Sequence[Sizes]) -> None:
     from mgk.experiments.render.numbers import short
 
-    first = all_sizes[0]
-    title = f"N={first.length:,} B={first.batch} L={first.layers} C={first.hidden} F={first.intermediate}"
-    caption = "In brackets: the ratio to softmax, or linear, with twice the heads."
-    table = Table(title=f"{title} D={first.head_dim} M={first.mixtures}", caption=caption, box=box.SIMPLE_HEAD)
-    table.add_column("")
-    for sizes in all_sizes:
-        table.add_column(f"{sizes.attention}:{sizes.heads}", justify="right")
+    first = models[0]
+    rows = []
     for count in _QUANTITIES:
         cells = []
-        for sizes in all_sizes:
+        for sizes in models:
             value = count(sizes).value
-            ratio = f" ({value / count(sizes.baseline()).value:.2f})" if sizes.is_mixture else ""
+            ratio = f" ({value / count(sizes.baseline()).value:.2f})" if sizes.variant.is_mixture else ""
             cells.append(f"{short(value)}{ratio}")
-        table.add_row(count(first).name, *cells)
-    Console().print(table)
+        rows.append([count(first).name, *cells])
+    title = (
+        f"N={first.length:,} B={first.batch} L={first.layers} C={first.hidden} F={first.intermediate}"
+        f" D={first.head_dim} M={first.mixtures}"
+    )
+    _print_table(title, ["", *(f"{sizes.attention}:{sizes.heads}" for sizes in models)], rows)
     typer.echo(
-        "A multiply-add is 2 FLOPs; training is 3 forwards; attention is that of one layer, for the whole batch."
+        "In parentheses: the ratio to softmax or linear attention with twice the heads. A multiply-add is 2 FLOPs;"
+        "\ntraining is 3 forwards; attention is that of one layer, for the whole batch."
     )
 
 
-def _show_formulas(all_sizes: list[Sizes]) -> None:
+def _print_formulas(models: Sequence[Sizes]) -> None:
     typer.echo(
         "\nB sequences, N tokens, P attended pairs, L layers, C width, F feed-forward width, H heads, D head width,"
         "\nM components, K projected keys a token, R features, V words, W bytes of a number\n"
     )
-    for sizes in all_sizes:
-        symbols = sizes.symbols
-        values = " ".join(f"{name}={symbols[name]}" for name in _SYMBOLS)
+    for sizes in models:
+        values = " ".join(f"{name}={sizes.symbols[name]}" for name in _SYMBOLS)
         typer.echo(f"{sizes.attention}:{sizes.heads}  {values}")
         for count in _QUANTITIES:
-            typer.echo(_indented(count(sizes)))
+            typer.echo("\n".join(f"  {line}" for line in count(sizes).explain().splitlines()))
 
 
-def _indented(quantity: "Quantity") -> str:
-    return "\n".join(f"  {line}" for line in quantity.explain().splitlines())
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")]
+Split = Annotated[str, typer.Option("--split", callback=one_of(_SPLITS), help=f"One of {', '.join(_SPLITS)}.")]
+Json = Annotated[
+    Path | None, typer.Option("--json", metavar="FILE", callback=writable_file, help="Write the numbers to this file.")
+]
+Examples = Annotated[int, typer.Option("--examples", min=1, help="Examples that the numbers are a mean over.")]
+Indices = Annotated[str, typer.Option(callback=whole_numbers, help="From 1, such as 1,2.", show_default="all")]
+
+
+@app.command()
+def maps(
+    run: Run,
+    layers: Indices = "",
+    heads: Indices = "",
+    example: Annotated[int, typer.Option(min=1, help="Which example of the split, from 1.")] = 1,
+    split_: Split = "test",
+    out: Annotated[Path, typer.Option(metavar="FILE", callback=_image, help="The image: .png, .svg or .pdf.")] = Path(
+        "maps.png"
+    ),
+    json: Json = None,
+) -> None:
+    """Draw attention maps of one example: a row per layer, a column per head."""
+    with cli_errors():
+        data, model, rows = _load(run, split_)
+        chosen = {
+            "layers": _from_one("layers", layers, model.config.num_hidden_layers),
+            "heads": _from_one("heads", heads, model.config.num_attention_heads),
+        }
+        if example > len(rows):
+            raise UsageError(f"example must be from 1 to {len(rows)}, got {example}")
+
+        from mgk.analysis.attention_maps import attention_maps, attention_spread, draw_grid
+
+        (result,) = attention_maps(model, [rows[example - 1]], **chosen)
+        draw_grid(result, title=f"{model.config.attention}, {data.task.name}, example {example} of {split_}", file=out)
+        places = [{"layer": layer + 1, "head": head + 1} for layer in result.layers for head in result.heads]
+        spreads = [vars(attention_spread(weights)) for _, weights in result.items()]
+        values = [{**place, **spread} for place, spread in zip(places, spreads, strict=True)]
+        _print_table(
+            f"Attention of the average query over {result.weights.shape[-1]} positions",
+            ["layer", "head", "effective positions", "within 2", "top position's share"],
+            [
+                [
+                    *(str(item[name]) for name in ("layer", "head")),
+                    f"{item['positions']:.1f}",
+                    f"{item['nearby']:.1%}",
+                    f"{item['top_share']:.1%}",
+                ]
+                for item in values
+            ],
+        )
+        _write(json, {"example": example, "split": split_, "maps": values})
+        typer.echo(f"image: {out}")
+
+
+@app.command()
+def ranks(
+    run: Run,
+    samples: Annotated[int, typer.Option(min=1, help="Attention matrices of each layer.")] = 1000,
+    threshold: Annotated[float, typer.Option(min=0.0, help="The smallest singular value that counts.")] = 1e-6,
+    seed: Annotated[int, typer.Option(min=0, help="Of the draw.")] = 0,
+    split_: Split = "test",
+    json: Json = None,
+) -> None:
+    """Ranks of sampled attention matrices by singular values, as in the paper, and effective ranks."""
+    with cli_errors():
+        _, model, rows = _load(run, split_)
+
+        from mgk._util.progress import Progress
+        from mgk.analysis.attention_rank import rank_distributions
+
+        with Progress("ranks") as on_step:
+            layers = rank_distributions(model, rows, count=samples, threshold=threshold, seed=seed, on_step=on_step)
+        _print_table(
+            f"Ranks: singular values of {threshold:g} and more",
+            ["layer", "matrices", "mean N", "mean rank", "standard deviation", "range", "effective rank"],
+            [
+                [
+                    str(layer.layer + 1),
+                    str(len(layer.ranks)),
+                    f"{layer.lengths.mean():.1f}",
+                    f"{layer.ranks.mean():.1f}",
+                    f"{layer.ranks.std():.1f}",
+                    f"{layer.ranks.min()} to {layer.ranks.max()}",
+                    f"{layer.effective.mean():.1f}",
+                ]
+                for layer in layers
+            ],
+        )
+        values = _layer_values(layers, ("ranks", "effective", "lengths"))
+        _write(json, {"split": split_, "threshold": threshold, "seed": seed, "layers": values})
+
+
+@app.command()
+def redundancy(run: Run, examples: Examples = 32, split_: Split = "test", json: Json = None) -> None:
+    """Similarity of attention heads: 1 for identical heads, 0 for heads that never attend to the same keys."""
+    with cli_errors():
+        _, model, rows = _load(run, split_)
+
+        from mgk.analysis.redundancy import redundancy as measure
+
+        chosen = _first(rows, examples)
+        result = measure(model, chosen)
+        heads = [[layer + 1, head + 1] for layer, head in result.heads]
+        names = [f"{layer}.{head}" for layer, head in heads]
+        cells = [[name, *(f"{value:.3f}" for value in row)] for name, row in zip(names, result.similarity, strict=True)]
+        _print_table("Head similarity (layer.head)", ["", *names], cells)
+        means = {"within_layers": result.within_layers, "across_layers": result.across_layers}
+        for name, value in means.items():
+            typer.echo(f"mean {name.replace('_', ' ')}: {'no pair' if value is None else f'{value:.3f}'}")
+        values = {"heads": heads, "similarity": result.similarity.tolist(), **means}
+        _write(json, {"split": split_, "examples": len(chosen), **values})
+
+
+@app.command()
+def mixtures(run: Run, examples: Examples = 32, split_: Split = "test", json: Json = None) -> None:
+    """Use of the components of a key: priors, shares of the attention, certainty, distances."""
+    with cli_errors():
+        _, model, rows = _load(run, split_)
+        if not VARIANTS[model.config.attention].is_mixture:
+            raise UsageError(f"{run}: {model.config.attention} has one key a position, not a mixture")
+
+        from mgk.analysis.mixture_usage import mixture_usage
+
+        chosen = _first(rows, examples)
+        layers = mixture_usage(model, chosen)
+        _print_table(
+            "Components of a key",
+            ["layer", "head", "priors", "shares", "certainty", "largest distance"],
+            [
+                [
+                    str(layer.layer + 1),
+                    str(head + 1),
+                    ", ".join(f"{value:.3f}" for value in layer.prior[head].tolist()),
+                    ", ".join(f"{value:.3f}" for value in layer.share[head].tolist()),
+                    f"{layer.certainty[head]:.3f}",
+                    f"{layer.distance[head].max():.2f}",
+                ]
+                for layer in layers
+                for head in range(len(layer.prior))
+            ],
+        )
+        values = _layer_values(layers, ("prior", "share", "certainty", "distance"))
+        _write(json, {"split": split_, "examples": len(chosen), "layers": values})
+
+
+def _load(run: Path, split_: str) -> tuple["TaskData", "PreTrainedModel", Any]:
+    """The data, the model and a split of a finished run; user errors are raised before torch is imported."""
+    from mgk.training.recipe import read_recipe
+    from mgk.training.run_dir import MODEL, RECIPE
+
+    if not (run / RECIPE).is_file():
+        raise UsageError(f"{run}: there is no run here ({RECIPE} is missing)")
+    recipe = read_recipe(run / RECIPE)
+    if not (run / MODEL).is_dir():
+        raise UsageError(f"{run}: this run is not finished: go on with mgk train --resume --out {run}")
+
+    from mgk.training.evaluation import load_model
+    from mgk.training.run import quiet
+    from mgk.training.tasks import open_data
+
+    with quiet():
+        data = open_data(recipe.data)
+        if split_ not in data.manifest.splits:
+            splits = ", ".join(data.manifest.splits)
+            raise UsageError(f"{data.task.name} has no split {split_!r}; it has {splits}")
+        return data, load_model(run, data), data.split(split_)
+
+
+def _first(rows: Any, count: int) -> list[Any]:
+    return [rows[place] for place in range(min(count, len(rows)))]
+
+
+def _from_one(name: str, text: str, limit: int) -> list[int] | None:
+    """Indices from 0 of a list of numbers from 1; None for all."""
+    numbers = [int(part) for part in split(text)]
+    for number in numbers:
+        if number > limit:
+            raise UsageError(f"{name} must be from 1 to {limit}, got {number}")
+    return [number - 1 for number in numbers] or None
+
+
+def _layer_values(layers: Sequence[Any], names: Sequence[str]) -> list[dict[str, Any]]:
+    return [{"layer": layer.layer + 1, **{name: getattr(layer, name).tolist() for name in names}} for layer in layers]
+
+
+def _print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left")
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="right" if number or column else "left")
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table)
+
+
+def _write(path: Path | None, values: dict[str, Any]) -> None:
+    if path is not None:
+        from mgk._util.files import write_json
+
+        write_json(path, values)
+        typer.echo(f"numbers: {path}")

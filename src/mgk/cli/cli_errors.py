@@ -12,7 +12,7 @@ import typer
 from mgk._util.errors import Interrupted, UserError
 
 # What the extra "train" brings, by the names to import.
-_OF_THE_EXTRA = ("accelerate", "pydantic", "safetensors", "tensorboard", "transformers", "yaml")
+_OF_THE_EXTRA = ("accelerate", "markupsafe", "pydantic", "safetensors", "scipy", "tensorboard", "transformers", "yaml")
 
 
 @contextmanager

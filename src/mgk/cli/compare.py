@@ -136,7 +136,7 @@ def _show(comparison: "Comparison") -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from mgk.experiments.compare.page import findings, result_columns, result_rows, table_caption
+    from mgk.experiments.compare.page import result_columns, result_rows, summary, table_caption
 
     table = Table(box=box.SIMPLE_HEAD, caption=table_caption(comparison), caption_justify="left")
     for number, column in enumerate(result_columns(comparison)):
@@ -144,5 +144,5 @@ def _show(comparison: "Comparison") -> None:
     for result, row in zip(comparison.results, result_rows(comparison), strict=True):
         table.add_row(result.name, *row[1:])
     Console().print(table)
-    for sentence in findings(comparison)[1:]:
+    for sentence in summary(comparison)[1:]:
         typer.echo(sentence)

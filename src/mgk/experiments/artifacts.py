@@ -8,8 +8,7 @@ from pathlib import Path
 from mgk._util.files import write_file
 from mgk._util.json_codec import compact_json
 from mgk.experiments.evidence.claims import verdicts_json
-from mgk.experiments.evidence.decision_rules import Findings
-from mgk.experiments.evidence.effects import Measured
+from mgk.experiments.evidence.effects import ExperimentResults
 from mgk.experiments.render.bench_tables import BENCH, Bench, read_bench
 from mgk.experiments.render.figures import Figure, make_figure
 from mgk.experiments.render.tables import Table, make_table, markdown
@@ -25,13 +24,13 @@ class Outputs:
     """All that a page is made of, at a preset.
 
     Attributes:
-        findings: results and analyses.
+        results: of experiments, with the analyses of models, by task, model and seed.
         records: the results of experiments.
         others: results of no experiment, of a folder of runs.
         folder: of the results; None where there is none.
     """
 
-    findings: Findings
+    results: ExperimentResults
     records: tuple[TrialResult, ...] = ()
     others: tuple[TrialResult, ...] = ()
     folder: Path | None = None
@@ -39,14 +38,13 @@ class Outputs:
     @cached_property
     def tables(self) -> dict[str, Table]:
         """By experiment, those that something was measured for."""
-        preset, measured = self.findings.preset, self.findings.measured
-        made = {item.id: make_table(item, preset, measured) for item in EXPERIMENTS.values() if item.kind == "table"}
+        made = {item.id: make_table(item, self.results) for item in EXPERIMENTS.values() if item.kind == "table"}
         return {name: table for name, table in made.items() if table is not None}
 
     @cached_property
     def figures(self) -> dict[str, Figure]:
         """By experiment, those that something was measured for, or that are computed by formula."""
-        made = {item.id: make_figure(item, self.findings) for item in EXPERIMENTS.values() if item.kind != "table"}
+        made = {item.id: make_figure(item, self.results) for item in EXPERIMENTS.values() if item.kind != "table"}
         return {name: figure for name, figure in made.items() if figure is not None}
 
     @cached_property
@@ -71,14 +69,15 @@ def gather(store: ResultStore, preset: str, *, records: Sequence[TrialResult] | 
         if (result.trial.model, result.trial.task) in known and (records is None or _has_own_recipe(result))
     ]
     others = tuple(result for result in found if result not in mine)
-    return Outputs(Findings(preset, Measured(mine), store.analyses(preset)), tuple(mine), others, store.folder)
+    results = ExperimentResults(preset, mine, store.analyses(preset))
+    return Outputs(results, tuple(mine), others, store.folder)
 
 
 def write_artifacts(outputs: Outputs, store: ResultStore, experiments: Iterable[Experiment]) -> list[Path]:
     """Write the tables and figures of some experiments; the paths."""
     from mgk.experiments.render.figure_png import draw
 
-    preset = outputs.findings.preset
+    preset = outputs.results.preset
     tables, figures = (store.folder / name / preset for name in (TABLES, FIGURES))
     written = []
     for experiment in experiments:
@@ -96,8 +95,8 @@ def write_artifacts(outputs: Outputs, store: ResultStore, experiments: Iterable[
 
 def write_verdicts(outputs: Outputs, store: ResultStore) -> None:
     """Write the verdicts on the paper's claims."""
-    path = store.folder / TABLES / outputs.findings.preset / CLAIMS
-    write_file(path, compact_json(verdicts_json(outputs.findings)))
+    path = store.folder / TABLES / outputs.results.preset / CLAIMS
+    write_file(path, compact_json(verdicts_json(outputs.results)))
 
 
 def _has_own_recipe(result: TrialResult) -> bool:

@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
 from mgk._util.suggestions import did_you_mean
-from mgk.analysis.cost_model import Formulation, Head, Sizes
+from mgk.analysis.cost_model import Head, Sizes
 from mgk.data.task_registry import Kind, find_task
 from mgk.training.recipe import Recipe, load_recipe
 from mgk.variants import (
@@ -174,6 +174,6 @@ def sizes_of(recipe: Recipe, **options: Any) -> Sizes:
     )
 
 
-def sizes_of_paper(model: ModelSpec, *, formulation: Formulation = "fused") -> Sizes:
+def sizes_of_paper(model: ModelSpec, *, fused: bool = True) -> Sizes:
     """The sizes of a model of the paper on Retrieval, an example of two documents of 4,000 bytes."""
-    return sizes_of(load_recipe("retrieval", "paper", overrides=model.overrides), formulation=formulation)
+    return sizes_of(load_recipe("retrieval", "paper", overrides=model.overrides), fused=fused)

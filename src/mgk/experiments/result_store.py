@@ -6,7 +6,7 @@ analysis of the model (:mod:`mgk.experiments.model_analysis`). Every page can be
 
 import base64
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -17,7 +17,6 @@ from pydantic import PlainSerializer, PlainValidator
 from mgk._util import json_codec
 from mgk._util.files import write_file
 from mgk.experiments.model_analysis import ModelAnalysis
-from mgk.experiments.model_spec import ModelSpec
 from mgk.experiments.trials import Trial
 from mgk.training.errors import TrainingError
 from mgk.training.recipe import PRESETS, Recipe
@@ -165,19 +164,9 @@ class ResultStore:
         """All results of a preset."""
         return [_read(TrialResult, path) for path in sorted((self.folder / TRIALS / preset).glob("*/*.json"))]
 
-    def analyses(self, preset: str) -> dict[tuple[str, ModelSpec], tuple[ModelAnalysis, ...]]:
+    def analyses(self, preset: str) -> list[ModelAnalysis]:
         """All analyses of a preset."""
-        paths = sorted((self.folder / ANALYSIS / preset).glob("*/*.json"))
-        return by_model(_read(ModelAnalysis, path) for path in paths)
-
-
-def by_model(analyses: Iterable[ModelAnalysis]) -> dict[tuple[str, ModelSpec], tuple[ModelAnalysis, ...]]:
-    """Analyses by task and model, in the order of seeds."""
-    found: dict[tuple[str, ModelSpec], tuple[ModelAnalysis, ...]] = {}
-    for item in sorted(analyses, key=lambda item: (item.trial.task, item.trial.model.slug, item.trial.seed)):
-        key = item.trial.task, item.trial.model
-        found[key] = (*found.get(key, ()), item)
-    return found
+        return [_read(ModelAnalysis, path) for path in sorted((self.folder / ANALYSIS / preset).glob("*/*.json"))]
 
 
 def thinned(curve: Sequence[tuple[float, float]], max_points: int = MAX_POINTS) -> Curve:

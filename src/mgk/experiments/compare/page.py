@@ -1,145 +1,118 @@
-"""The page of a comparison: what was found in words, then the table, differences, curves and attention maps."""
+"""The page of a comparison: the result in sentences, then the table, differences, curves and attention maps."""
 
-from collections.abc import Sequence
 from math import isfinite
 
-from mgk.analysis.attention_maps import NEAR, AttentionMaps, picture, reach
+from markupsafe import Markup
+
+from mgk.analysis.attention_maps import NEAR, AttentionMaps, attention_spread
 from mgk.analysis.confidence_intervals import Interval
 from mgk.experiments.compare.result import Comparison, Result
 from mgk.experiments.model_analysis import Inspection
-from mgk.experiments.render.charts import Bar, Series, interval_chart, line_chart, smoothed
-from mgk.experiments.render.html import (
-    Content,
-    Markup,
-    code_block,
-    details,
-    facts,
-    figure,
-    grid,
-    page,
-    paragraph,
-    png,
-    section,
-    subheading,
-)
-from mgk.experiments.render.html import table as html_table
+from mgk.experiments.render import html
+from mgk.experiments.render.charts import Lines, Maps, interval_chart, series_over_seeds
 from mgk.experiments.render.numbers import bytes_text, interval_text, percent, points, seconds_text, short
-from mgk.experiments.result_store import Curve
+from mgk.experiments.render.tables import SYNTHETIC_DATA
 
 # Points of a training curve that are averaged into one.
 _SMOOTHING = 5
 
 
-def comparison_page(comparison: Comparison, look: Inspection) -> str:
+def comparison_page(comparison: Comparison, inspection: Inspection) -> str:
     """The whole page."""
-    return page(
-        title(comparison),
+    others = " and ".join(result.title for result in comparison.results[1:])
+    table = html.table(table_caption(comparison), result_columns(comparison), result_rows(comparison))
+    return html.page(
+        f"{comparison.data}: {others} vs {comparison.baseline.title}",
         [
-            *(paragraph(sentence) for sentence in findings(comparison)),
-            section("What it costs and what it gives", result_table(comparison)),
-            section("Differences to the baseline", *_differences(comparison)),
-            section("While training", _curves(comparison)),
-            section("Where the heads look", *_maps(comparison, look)),
-            section("How this was made", *_origin(comparison)),
+            *map(html.paragraph, summary(comparison)),
+            html.section("Results and costs", table),
+            html.section("Differences to the baseline", *_differences(comparison)),
+            html.section("Training curves", _curves(comparison)),
+            html.section("Attention maps", *_maps(comparison, inspection)),
+            html.section("How this was made", *_origin(comparison)),
         ],
     )
 
 
-def title(comparison: Comparison) -> str:
-    """Who against whom on what."""
-    others = " and ".join(result.title for result in comparison.results[1:])
-    return f"{comparison.data}: {others} against {comparison.baseline.title}"
-
-
-def findings(comparison: Comparison) -> list[str]:
-    """The result in sentences, one a candidate."""
+def summary(comparison: Comparison) -> list[str]:
+    """The result in sentences, one per candidate."""
     baseline = comparison.baseline
-    sentences = []
-    if comparison.data.startswith("synthetic-"):
-        sentences.append("These are made-up data: they show that everything works and say nothing about the real task.")
+    sentences = [SYNTHETIC_DATA] if comparison.data.startswith("synthetic-") else []
     opening = f"{baseline.title}: {_score(comparison, baseline)}, {short(baseline.parameters)} parameters"
-    chance = f" Always answering the most frequent class has {percent(comparison.chance)}." if comparison.chance else ""
+    chance = f" The majority-class baseline has {percent(comparison.chance)}." if comparison.chance else ""
     sentences.append(f"{opening}, {short(baseline.flops)} FLOPs an example.{chance}")
     for result in comparison.results[1:]:
-        sizes = f"{_less(result.parameters, baseline.parameters)} parameters and {_less(result.flops, baseline.flops)}"
-        sentences.append(f"{result.title} has {sizes} FLOPs; {verdict(comparison, result)}")
+        sizes = f"{_change(result.parameters, baseline.parameters)} parameters"
+        sizes += f" and {_change(result.flops, baseline.flops)} FLOPs"
+        sentences.append(f"{result.title} has {sizes}; {verdict(comparison, result)}")
     return sentences
 
 
 def verdict(comparison: Comparison, result: Result) -> str:
-    """What the difference of a candidate to the baseline tells, and what it does not."""
+    """The difference of a candidate to the baseline, its confidence interval and whether it is significant."""
     gap = _gap(result)
-    if comparison.is_accuracy:
-        size, low, high = (f"{points(value)}" for value in (abs(gap.estimate), gap.low, gap.high))
-        size += " points"
-    else:
-        size, low, high = (f"{value:.2f}" for value in (abs(gap.estimate), gap.low, gap.high))
-    way = "higher" if gap.estimate > 0 else "lower"
-    found = "the same" if gap.estimate == 0 else f"{size} {way}"
+    bounds = abs(gap.estimate), gap.low, gap.high
+    size, low, high = (points(value) if comparison.is_accuracy else f"{value:.2f}" for value in bounds)
+    size += " points" if comparison.is_accuracy else ""
+    change = "the same" if gap.estimate == 0 else f"{size} {'higher' if gap.estimate > 0 else 'lower'}"
+    opening = f"its {comparison.metric} is {change}"
     if not isfinite(gap.low):
-        return f"its {comparison.metric} is {found}, and one seed does not tell whether that is luck."
+        return f"{opening}; one seed gives no confidence interval."
     is_one = len(comparison.seeds) == 1
-    interval = f"95% interval{' over the test examples' if is_one else ''} {low} to {high}"
+    opening += f" (95% CI over {'test examples' if is_one else _sources(comparison)} {low} to {high})"
     if gap.low <= 0 <= gap.high:
-        return f"its {comparison.metric} is {found} ({interval}), which may be luck: no difference is shown."
-    if is_one:  # the examples are not all that varies: another seed trains another model
-        return (
-            f"its {comparison.metric} is {found} ({interval}) in this one run each; more seeds tell whether it holds."
-        )
+        return f"{opening}: not statistically significant."
+    if is_one:  # another seed trains another model
+        return f"{opening} in one run each; one seed does not show seed variance."
     is_better = (gap.estimate > 0) == comparison.is_accuracy
-    return f"its {comparison.metric} is {found} ({interval}): {'better' if is_better else 'worse'} than the baseline."
-
-
-COLUMNS = ("model", "parameters", "FLOPs", "step", "memory")
-
-
-def result_rows(comparison: Comparison) -> list[tuple[str, ...]]:
-    """The trials of the table, the same on the page and in the terminal: model, metric, then the costs."""
-    baseline = comparison.baseline
-    rows: list[tuple[str, ...]] = []
-    for result in comparison.results:
-        rows.append(
-            (
-                result.title,
-                _score(comparison, result),
-                _with_ratio(short(result.parameters), result.parameters, baseline.parameters, result is baseline),
-                _with_ratio(short(result.flops), result.flops, baseline.flops, result is baseline),
-                _with_ratio(
-                    seconds_text(result.seconds_per_step),
-                    result.seconds_per_step,
-                    baseline.seconds_per_step,
-                    result is baseline,
-                ),
-                _memory(result, baseline),
-            )
-        )
-    return rows
+    return f"{opening}: significantly {'better' if is_better else 'worse'} than the baseline."
 
 
 def result_columns(comparison: Comparison) -> tuple[str, ...]:
     """The headings of :func:`result_rows`."""
-    return (COLUMNS[0], f"test {comparison.metric}", *COLUMNS[1:])
+    return ("model", f"test {comparison.metric}", "parameters", "FLOPs", "step", "memory")
+
+
+def result_rows(comparison: Comparison) -> list[tuple[str, ...]]:
+    """The rows of the table on the page and in the terminal: model, metric, then the costs."""
+    baseline = comparison.baseline
+
+    def with_ratio(text: str, value: float, reference: float | None) -> str:
+        return f"{text} ({value / reference:.2f})" if reference and result is not baseline else text
+
+    rows: list[tuple[str, ...]] = []
+    for result in comparison.results:
+        memory, seconds = result.peak_memory_bytes, result.seconds_per_step
+        row = (
+            result.title,
+            _score(comparison, result),
+            with_ratio(short(result.parameters), result.parameters, baseline.parameters),
+            with_ratio(short(result.flops), result.flops, baseline.flops),
+            with_ratio(seconds_text(seconds), seconds, baseline.seconds_per_step),
+            "not measured" if memory is None else with_ratio(bytes_text(memory), memory, baseline.peak_memory_bytes),
+        )
+        rows.append(row)
+    return rows
 
 
 def table_caption(comparison: Comparison) -> str:
     """What the numbers of the table are."""
     seeds = len(comparison.seeds)
     runs = "one run each" if seeds == 1 else f"the mean of {seeds} runs each"
-    sure = f"with its 95% interval over the {comparison.test_examples:,} test examples"
-    if seeds > 1:
-        sure += " and the seeds"
-    if not comparison.is_accuracy:
-        sure = "with its 95% interval over the seeds" if seeds > 1 else "of one seed"
+    interval = f"with the 95% CI over {_sources(comparison)}"
+    if seeds == 1:
+        examples = f"with the 95% CI over the {comparison.test_examples:,} test examples"
+        interval = examples if comparison.is_accuracy else "of one seed"
     return (
-        f"Test {comparison.metric}, {runs}, {sure}; FLOPs of the forward of one example by the cost model, at the mean"
-        f" length of {comparison.length} tokens; median time of a training step; peak of the memory that training takes"
-        " beyond what was in use before. In brackets: the ratio to the baseline."
+        f"Test {comparison.metric}, {runs}, {interval}; FLOPs of the forward of one example by formula, at the mean"
+        f" length of {comparison.length} tokens; median time of a training step; peak memory of training, beyond what"
+        " was in use before. In parentheses: the ratio to the baseline."
     )
 
 
-def result_table(comparison: Comparison) -> Markup:
-    """The table of the page."""
-    return html_table(table_caption(comparison), result_columns(comparison), result_rows(comparison))
+def _sources(comparison: Comparison) -> str:
+    """What the interval of several seeds covers."""
+    return "seeds and test examples" if comparison.is_accuracy else "seeds"
 
 
 def _score(comparison: Comparison, result: Result) -> str:
@@ -150,44 +123,28 @@ def _score(comparison: Comparison, result: Result) -> str:
     return interval_text(result.score, lambda value: f"{value:.2f}")
 
 
-def _with_ratio(text: str, value: float, baseline: float, is_baseline: bool) -> str:
-    return text if is_baseline or not baseline else f"{text} ({value / baseline:.2f})"
-
-
-def _memory(result: Result, baseline: Result) -> str:
-    if result.peak_memory_bytes is None:
-        return "not measured"
-    text = bytes_text(result.peak_memory_bytes)
-    if baseline.peak_memory_bytes is None:
-        return text
-    return _with_ratio(text, result.peak_memory_bytes, baseline.peak_memory_bytes, result is baseline)
-
-
-def _less(value: float, baseline: float) -> str:
+def _change(value: float, baseline: float) -> str:
     change = value / baseline - 1
     return f"{abs(change):.0%} {'fewer' if change < 0 else 'more'}"
 
 
-def _differences(comparison: Comparison) -> list[Content]:
-    candidates = comparison.results[1:]
-    is_accuracy = comparison.is_accuracy
-    factor, unit = (100.0, "points of accuracy") if is_accuracy else (1.0, "perplexity")
-    bars, sentences = [], []
-    for result in candidates:
-        gap = _gap(result)
-        bars.append(Bar(result.title, factor * gap.estimate, factor * gap.low, factor * gap.high))
-        sentences.append(f"{result.title}: {verdict(comparison, result)}")
-    better = "right of the line is better" if is_accuracy else "left of the line is better"
-    chart = interval_chart(
-        bars,
-        x_label=f"difference in {unit}; {better}",
-        alt=f"Difference to {comparison.baseline.title}. " + " ".join(sentences),
-        colour_from=1,
+def _differences(comparison: Comparison) -> list[Markup]:
+    factor, unit, side = (
+        (100.0, "points of accuracy", "right") if comparison.is_accuracy else (1.0, "perplexity", "left")
     )
-    parts: list[Content] = [figure(chart, " ".join(sentences))]
-    if is_accuracy:
-        parts.append(_paired_table(comparison))
-    return parts
+    intervals, sentences = [], []
+    for result in comparison.results[1:]:
+        gap = _gap(result)
+        intervals.append((result.title, Interval(factor * gap.estimate, factor * gap.low, factor * gap.high)))
+        sentences.append(f"{result.title}: {verdict(comparison, result)}")
+    chart = interval_chart(
+        intervals,
+        x_label=f"difference in {unit}; {side} of the line is better",
+        alt=f"Difference to {comparison.baseline.title}. " + " ".join(sentences),
+        first_colour=1,
+    )
+    parts = [html.figure(chart, " ".join(sentences))]
+    return [*parts, _paired_table(comparison)] if comparison.is_accuracy else parts
 
 
 def _gap(result: Result) -> Interval:
@@ -197,118 +154,84 @@ def _gap(result: Result) -> Interval:
 
 
 def _paired_table(comparison: Comparison) -> Markup:
-    rows = []
-    for result in comparison.results[1:]:
-        paired = result.paired
-        assert paired is not None
-        rows.append(
-            (
-                result.title,
-                interval_text(paired.difference, points),
-                f"{paired.gained:,}",
-                f"{paired.lost:,}",
-                f"{paired.p_value:.3f}" if paired.p_value >= 0.001 else "below 0.001",
-            )
+    rows = [
+        (
+            result.title,
+            interval_text(paired.difference, points),
+            f"{paired.gained:,}",
+            f"{paired.lost:,}",
+            f"{paired.p_value:.3f}" if paired.p_value >= 0.001 else "below 0.001",
         )
+        for result in comparison.results
+        if (paired := result.paired) is not None
+    ]
     seeds = "" if len(comparison.seeds) == 1 else " and seeds"
     caption = (
-        f"Every model answers the same {comparison.test_examples:,} test examples, so they are compared example by"
-        f" example: the difference in points, its 95% interval over examples{seeds}, the answers that"
-        " only one of the two has right, and how likely so uneven a split is by luck (McNemar's exact test, which"
-        " takes the examples as all that varies)."
+        f"All models answer the same {comparison.test_examples:,} test examples and are compared one by one: the"
+        f" difference in points with its 95% CI over examples{seeds}, the answers that only one of the two has right,"
+        " and the p-value of McNemar's exact test, which does not include seed variance."
     )
-    columns = ("model", "difference", "only it is right", "only the baseline is right", "p")
-    return html_table(caption, columns, rows)
+    return html.table(caption, ("model", "difference", "only it is right", "only the baseline is right", "p"), rows)
 
 
 def _curves(comparison: Comparison) -> Markup:
-    figures = []
-    for what, name, curves, width in (
-        ("Training loss", "loss", [result.losses for result in comparison.results], _SMOOTHING),
-        (f"Validation {comparison.metric}", comparison.metric, [r.validation for r in comparison.results], 1),
-    ):
-        series = [
-            series_over_seeds(result.title, runs, width)
-            for result, runs in zip(comparison.results, curves, strict=True)
-            if any(runs)
-        ]
-        if not series:
-            continue
-        sentence = f"{what}: " + "; ".join(_course(curve) for curve in series) + "."
-        band = " Bands span the seeds." if len(comparison.seeds) > 1 else ""
-        figures.append(figure(line_chart(series, x_label="steps", y_label=name, alt=sentence), sentence + band))
-    return grid(figures)
+    panels = [
+        Lines(
+            title=what,
+            x_label="steps",
+            y_label=name,
+            series=tuple(
+                series_over_seeds(result.title, runs, width)
+                for result, runs in zip(comparison.results, curves, strict=True)
+                if any(runs)
+            ),
+        )
+        for what, name, curves, width in (
+            ("Training loss", "loss", [result.losses for result in comparison.results], _SMOOTHING),
+            (f"Validation {comparison.metric}", comparison.metric, [r.validation for r in comparison.results], 1),
+        )
+    ]
+    figures = html.grid(panel.to_html() for panel in panels if panel.series)
+    return html.join([figures, html.paragraph("Bands span the seeds.")]) if len(comparison.seeds) > 1 else figures
 
 
-def series_over_seeds(name: str, runs: Sequence[Curve], width: int = 1) -> Series:
-    """The mean over seeds, and the band between the least and the most."""
-    steps = sorted(set.intersection(*({step for step, _ in run} for run in runs)))
-    by_step = [dict(run) for run in runs]
-    values = [[run[step] for run in by_step] for step in steps]
-    means = smoothed([(s, sum(v) / len(v)) for s, v in zip(steps, values, strict=True)], width)
-    if len(runs) == 1:
-        return Series(name, means)
-    lows = smoothed([(s, min(v)) for s, v in zip(steps, values, strict=True)], width)
-    highs = smoothed([(s, max(v)) for s, v in zip(steps, values, strict=True)], width)
-    return Series(name, means, [(x, low, high) for (x, low), (_, high) in zip(lows, highs, strict=True)])
-
-
-def _course(curve: Series) -> str:
-    first, last = curve.points[0], curve.points[-1]
-    return f"{curve.name} goes from {first[1]:.3g} at step {first[0]:,.0f} to {last[1]:.3g} at step {last[0]:,.0f}"
-
-
-def _maps(comparison: Comparison, look: Inspection) -> list[Content]:
-    parts: list[Content] = [
-        paragraph(
-            f"One example of the test split, of {look.tokens} tokens, through the first model of each kind. A row is a"
-            " query, a column a key; the lighter, the more weight. Each map is scaled to its own largest weight."
+def _maps(comparison: Comparison, inspection: Inspection) -> list[Markup]:
+    parts = [
+        html.paragraph(
+            f"One example of the test split, of {inspection.tokens} tokens, through the first model of each kind. A row is"
+            " a query, a column a key; the lighter, the more weight. Each map is scaled to its own largest weight."
         ),
-        code_block(look.example),
+        html.code_block(inspection.example),
     ]
     for result in comparison.results:
-        maps = look.maps[result.name]
-        layers, heads = maps.weights.shape[:2]
-        pictures = [_map(result, maps, layer, head) for layer in range(layers) for head in range(heads)]
-        parts.append(subheading(result.title))
-        parts.append(figure(grid(pictures, columns=heads), _seen(result, maps)))
+        maps = inspection.maps[result.name]
+        images = Maps(title=result.title, maps=maps).to_html()
+        parts += [html.subheading(result.title), html.figure(images, _maps_caption(result.title, maps))]
     return parts
 
 
-def _map(result: Result, maps: AttentionMaps, layer: int, head: int) -> Markup:
-    weights = maps.weights[layer, head]
-    found = reach(weights)
-    where = maps.title(layer, head)
-    alt = (
-        f"Attention map of {result.title}, {where}: the average query spreads over {found.positions:.1f} of"
-        f" {weights.shape[-1]} positions, {percent(found.nearby)} of its weight within {NEAR} of itself"
-    )
-    return figure(png(picture(weights), alt), where)
-
-
-def _seen(result: Result, maps: AttentionMaps) -> str:
-    """What the maps show, in words: the narrowest and the widest head, and what the heads prefer."""
-    places = [(layer, head) for layer in range(len(maps.layers)) for head in range(len(maps.heads))]
-    found = {place: reach(maps.weights[place]) for place in places}
-    size = maps.weights.shape[-1]
-    narrow, wide = min(places, key=lambda p: found[p].positions), max(places, key=lambda p: found[p].positions)
-    local = max(places, key=lambda p: found[p].nearby)
+def _maps_caption(title: str, maps: AttentionMaps) -> str:
+    """The narrowest and the widest head, and the one with most weight near the query."""
+    spreads = {name: attention_spread(weights) for name, weights in maps.items()}
+    by_width = sorted(spreads, key=lambda name: spreads[name].positions)
+    narrow, wide = by_width[0], by_width[-1]
+    local = max(spreads, key=lambda name: spreads[name].nearby)
     sentence = (
-        f"In {result.title}, the average query looks at {found[narrow].positions:.1f} of {size} positions in"
-        f" {maps.title(*narrow)}"
+        f"In {title}, the average query spreads over {spreads[narrow].positions:.1f} of {maps.weights.shape[-1]}"
+        f" positions in {narrow}"
     )
     if wide != narrow:
-        sentence += f", the most focused one, and at {found[wide].positions:.1f} in {maps.title(*wide)}, the widest"
+        sentence += f", the narrowest, and over {spreads[wide].positions:.1f} in {wide}, the widest"
     return (
-        f"{sentence}. Most weight near the query itself, {percent(found[local].nearby)} within {NEAR} positions, is in"
-        f" {maps.title(*local)}."
+        f"{sentence}. Most weight near the query itself, {percent(spreads[local].nearby)} within {NEAR} positions, is"
+        f" in {local}."
     )
 
 
-def _origin(comparison: Comparison) -> list[Content]:
+def _origin(comparison: Comparison) -> list[Markup]:
     formulas = "\n\n".join(f"{result.title}\n{result.flops_formula}" for result in comparison.results)
     return [
-        facts(
+        html.definitions(
             [
                 ("task", f"{comparison.task}, preset {comparison.preset}, data {comparison.data}"),
                 ("budget", f"{comparison.steps:,} steps for every model, the same data in the same order"),
@@ -317,11 +240,10 @@ def _origin(comparison: Comparison) -> list[Content]:
                 ("date", comparison.date),
             ]
         ),
-        paragraph("The command:"),
-        code_block(comparison.command),
-        details("The FLOPs, by formula", code_block(formulas)),
-        details(
+        html.code_block(comparison.command),
+        html.details("The FLOPs by formula", html.code_block(formulas)),
+        html.details(
             f"The recipe of {comparison.baseline.title}; the others differ in attention and heads",
-            code_block(comparison.recipe),
+            html.code_block(comparison.recipe),
         ),
     ]

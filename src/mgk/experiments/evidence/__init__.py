@@ -1,1 +1,1 @@
-"""Effects, decision rules and claims: what the results support."""
+"""Evidence for the paper's claims: effects with confidence intervals, decision rules, and the claims themselves."""

@@ -1,4 +1,4 @@
-"""The claims of the paper: where each stands, which trials test it, and how its verdict is computed. Free of torch.
+"""The claims of the paper: the trials that test each, and how its verdict is computed. Does not import torch.
 
 The rules are in :mod:`mgk.experiments.evidence.decision_rules`.
 """
@@ -6,191 +6,180 @@ The rules are in :mod:`mgk.experiments.evidence.decision_rules`.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import pairwise
-from math import isfinite
 from statistics import fmean
 from typing import Any
 
 from mgk.analysis import cost_model
-from mgk.analysis.confidence_intervals import Interval, student_interval
+from mgk.analysis.confidence_intervals import student_interval
+from mgk.analysis.formula import Quantity
 from mgk.experiments.evidence.decision_rules import (
     CONFIRMED,
     CONTRADICTED,
+    INCONCLUSIVE,
     MARGIN_PERPLEXITY,
     MARGIN_POINTS,
     NOT_MEASURED,
-    NOT_SEEN,
     Claim,
     Evidence,
-    Findings,
+    Outcome,
     Verdict,
-    Word,
-    judge,
+    decide,
 )
-from mgk.experiments.evidence.effects import between_samples, has_learned, mean_of, pooled
-from mgk.experiments.model_analysis import ModelAnalysis
+from mgk.experiments.evidence.effects import (
+    ExperimentResults,
+    difference_of_means,
+    is_above_chance,
+    mean_of,
+    paired_by_seed,
+)
 from mgk.experiments.model_spec import HALVED, ModelSpec, sizes_of_paper
+from mgk.experiments.render.numbers import confidence_text, json_safe, plural, signed
 from mgk.experiments.reproduce.published import LRA
 from mgk.experiments.reproduce.registry import EXPERIMENTS
-from mgk.experiments.result_store import TrialResult
 
-Rule = Callable[[Findings], Iterator[Evidence]]
+Rule = Callable[[ExperimentResults], Iterator[Evidence]]
+Count = Callable[[cost_model.Sizes], Quantity]
+
+TECHNIQUES: Mapping[str, ModelSpec] = {
+    "smgk": ModelSpec("smgk", 1),
+    "mgk": ModelSpec("mgk", 1),
+    "mgk + Hard-E": ModelSpec("mgk", 1, e_step="hard"),
+    "mgk + Soft-E": ModelSpec("mgk", 1, prior="em"),
+}
+_HARD_SMGK = ModelSpec("smgk", 1, e_step="hard")
 
 
-def _text(interval: Interval, unit: str) -> str:
-    if not isfinite(interval.low):
-        return f"{interval.estimate:+.2f}{unit}, and one seed does not tell whether that is luck".replace("-", "−")
-    bounds = f"95% interval {interval.low:+.2f} to {interval.high:+.2f}"
-    return f"{interval.estimate:+.2f}{unit} ({bounds})".replace("-", "−")
+def _names(candidate: ModelSpec, baseline: ModelSpec) -> str:
+    return f"{candidate.title} vs {baseline.title}"
 
 
-def _compared(
-    findings: Findings, tasks: Sequence[str], candidate: ModelSpec, baseline: ModelSpec, *, is_comparable: bool
+def _compare(
+    results: ExperimentResults, tasks: Sequence[str], candidate: ModelSpec, baseline: ModelSpec, *, is_comparable: bool
 ) -> Evidence:
-    """One pair of models over some tasks; tasks that neither has learned say nothing."""
-    names, measured = f"{candidate.title} against {baseline.title}", findings.measured
-    found = pooled(measured, tasks, candidate, baseline)
+    """One pair of models, the mean over the tasks on which at least one of them is above chance."""
+    names = _names(candidate, baseline)
+    found = {task: d for task in tasks if (d := results.difference(task, candidate, baseline)) is not None}
     if not found:
         return Evidence(NOT_MEASURED, f"{names}: not measured.")
-    labels = {task: measured.of(task, candidate)[0].data.label for task in found}
-    telling = [task for task in found if any(has_learned(measured.of(task, m)) for m in (candidate, baseline))]
-    silent = [labels[task] for task in found if task not in telling]
-    if not telling:
-        return Evidence(NOT_SEEN, f"{names}: neither has learned anything on {', '.join(silent)}.")
-    interval = mean_of([found[task].interval for task in telling])
-    is_accuracy = measured.of(telling[0], candidate)[0].summary.metric == "accuracy"
+    labels = {task: results.trials(task, candidate)[0].data.label for task in found}
+    informative = [
+        task for task in found if any(is_above_chance(results.trials(task, m)) for m in (candidate, baseline))
+    ]
+    at_chance = [labels[task] for task in found if task not in informative]
+    if not informative:
+        return Evidence(INCONCLUSIVE, f"{names}: both at chance on {', '.join(at_chance)}.")
+    interval = mean_of([found[task].interval for task in informative])
+    is_accuracy = results.trials(informative[0], candidate)[0].summary.metric == "accuracy"
     unit, margin = (" points", MARGIN_POINTS) if is_accuracy else ("% of perplexity", MARGIN_PERPLEXITY)
-    seeds = min(found[task].seeds for task in telling)
-    on = f"{'on' if len(telling) == 1 else 'mean over'} {', '.join(labels[task] for task in telling)}"
-    parts = [_text(interval, unit), on, f"{seeds} seed{'' if seeds == 1 else 's'}"]
+    parts = [
+        f"{signed(interval.estimate)}{unit} ({confidence_text(interval)})",
+        f"{'on' if len(informative) == 1 else 'mean over'} {', '.join(labels[task] for task in informative)}",
+        plural(min(found[task].seeds for task in informative), "seed"),
+    ]
     if len(found) < len(tasks):
         parts.append(f"{len(tasks) - len(found)} of {len(tasks)} tasks not measured")
-    if silent:
-        parts.append(f"neither has learned anything on {', '.join(silent)}")
-    return Evidence(judge(interval, margin=margin if is_comparable else 0.0), f"{names}: {', '.join(parts)}.", interval)
+    if at_chance:
+        parts.append(f"both at chance on {', '.join(at_chance)}")
+    outcome = decide(interval, margin=margin if is_comparable else 0.0)
+    return Evidence(outcome, f"{names}: {', '.join(parts)}.", interval)
 
 
-def _pairs(table: str, *, half: bool, is_comparable: bool, only: Sequence[str] = ()) -> Rule:
-    """Each mixture of a table against the baseline with twice or as many heads."""
+def _against_baseline(table: str, *, half: bool, is_comparable: bool, only: Sequence[str] = ()) -> Rule:
+    """Each mixture of a table against the baseline with twice as many heads, or as many."""
 
-    def rule(findings: Findings) -> Iterator[Evidence]:
-        experiment = EXPERIMENTS[table]
-        models = experiment.models_at(findings.preset)
+    def rule(results: ExperimentResults) -> Iterator[Evidence]:
+        models, tasks = _setting(table, results)
         for model in models:
             if not model.is_mixture or (only and model.attention not in only):
                 continue
             baseline = model.baseline(2 * model.heads if half else model.heads)
             if baseline in models:
-                tasks = experiment.tasks_at(findings.preset)
-                yield _compared(findings, tasks, model, baseline, is_comparable=is_comparable)
+                yield _compare(results, tasks, model, baseline, is_comparable=is_comparable)
 
     return rule
 
 
-def _smgk_best(findings: Findings) -> Iterator[Evidence]:
-    models = EXPERIMENTS["table1"].models_at(findings.preset)
-    for model in models:
+def _setting(experiment_id: str, results: ExperimentResults) -> tuple[tuple[ModelSpec, ...], tuple[str, ...]]:
+    experiment = EXPERIMENTS[experiment_id]
+    return experiment.models_at(results.preset), experiment.tasks_at(results.preset)
+
+
+def _smgk_best(results: ExperimentResults) -> Iterator[Evidence]:
+    for model in EXPERIMENTS["table1"].models_at(results.preset):
         if model.attention == "smgk":
-            for other in (
-                replace(model, attention="mgk"),
-                model.baseline(model.heads),
-                model.baseline(2 * model.heads),
-            ):
-                yield _compared(findings, LRA, model, other, is_comparable=False)
+            others = replace(model, attention="mgk"), model.baseline(model.heads), model.baseline(2 * model.heads)
+            for other in others:
+                yield _compare(results, LRA, model, other, is_comparable=False)
 
 
-def _hard_e(findings: Findings) -> Iterator[Evidence]:
-    """Against the best other model of Table 4 on each task, by its mean."""
-    models = EXPERIMENTS["table4"].models_at(findings.preset)
-    candidate = ModelSpec("smgk", 1, e_step="hard")
+def _hard_e(results: ExperimentResults) -> Iterator[Evidence]:
+    """Against the model of Table 4 with the highest mean on each task."""
+    models = EXPERIMENTS["table4"].models_at(results.preset)
     found = {}
     for task in LRA:
         means = {
-            model: fmean(record.test for record in records)
+            model: fmean(trial.test for trial in trials)
             for model in models
-            if model != candidate and (records := findings.measured.of(task, model))
+            if model != _HARD_SMGK and (trials := results.trials(task, model))
         }
         best = max(means, key=lambda model: means[model], default=None)
-        if best is None or not has_learned(findings.measured.of(task, best)):
-            continue
-        difference = findings.measured.difference(task, candidate, best)
-        if difference is not None:
-            found[task] = (best, difference)
+        if best is not None and is_above_chance(results.trials(task, best)):
+            difference = results.difference(task, _HARD_SMGK, best)
+            if difference is not None:
+                found[task] = (best, difference.interval)
     if not found:
-        is_there = any(findings.measured.of(task, candidate) for task in LRA)
-        why = "no other model has learned anything" if is_there else "not measured"
-        yield Evidence(NOT_SEEN if is_there else NOT_MEASURED, f"{candidate.title}: {why}.")
+        is_measured = any(results.trials(task, _HARD_SMGK) for task in LRA)
+        outcome, why = (INCONCLUSIVE, "all others at chance") if is_measured else (NOT_MEASURED, "not measured")
+        yield Evidence(outcome, f"{_HARD_SMGK.title}: {why}.")
         return
-    interval = mean_of([difference.interval for _, difference in found.values()])
+    interval = mean_of([interval for _, interval in found.values()])
     others = ", ".join(f"{best.title} on {task}" for task, (best, _) in found.items())
-    sentence = f"{candidate.title} against the best of each task ({others}): {_text(interval, ' points')}."
-    yield Evidence(judge(interval, margin=MARGIN_POINTS), sentence, interval)
+    difference_text = f"{signed(interval.estimate)} points ({confidence_text(interval)})"
+    sentence = f"{_HARD_SMGK.title} vs the best of each task ({others}): {difference_text}."
+    yield Evidence(decide(interval, margin=MARGIN_POINTS), sentence, interval)
 
 
-def _cheapest(findings: Findings) -> Iterator[Evidence]:
-    """Of the models of Table 4, smgk with a hard E-step has the fewest parameters, and none has fewer FLOPs."""
-    models = EXPERIMENTS["table4"].models_at("paper")
-    sizes = {model: sizes_of_paper(model) for model in models}
-    hard = ModelSpec("smgk", 1, e_step="hard")
-    for what, count in (("parameters", cost_model.model_parameters), ("training FLOPs", cost_model.training_flops)):
-        values = {model: count(size).value for model, size in sizes.items()}
-        is_least = values[hard] == min(values.values())
-        most = max(values, key=lambda model: values[model])
-        yield Evidence(
-            CONFIRMED if is_least else CONTRADICTED,
-            f"{what} of {hard.title}: {values[hard]:,}; the least of the others has"
-            f" {min(value for model, value in values.items() if model != hard):,}, {most.title} {values[most]:,}.",
-        )
-
-
-def _throughout(findings: Findings) -> Iterator[Evidence]:
-    experiment = EXPERIMENTS["fig1"]
-    (task,) = experiment.tasks_at(findings.preset)
-    for model in experiment.models_at(findings.preset):
+def _throughout_training(results: ExperimentResults) -> Iterator[Evidence]:
+    models, (task,) = _setting("fig1", results)
+    for model in models:
         if model.is_mixture:
-            yield _curves(findings, task, model, model.baseline(2))
+            yield _compare_curves(results, task, model, model.baseline(2))
 
 
-def _curves(findings: Findings, task: str, candidate: ModelSpec, baseline: ModelSpec) -> Evidence:
-    names = f"{candidate.title} against {baseline.title}"
-    ours, theirs = (_by_seed(findings.measured.of(task, model)) for model in (candidate, baseline))
-    seeds = sorted(ours.keys() & theirs.keys())
-    if not seeds:
+def _compare_curves(results: ExperimentResults, task: str, candidate: ModelSpec, baseline: ModelSpec) -> Evidence:
+    names = _names(candidate, baseline)
+    pairs = paired_by_seed(results.trials(task, candidate), results.trials(task, baseline))
+    if not pairs:
         return Evidence(NOT_MEASURED, f"{names}: not measured.")
-    steps = set.intersection(*(ours[seed].keys() & theirs[seed].keys() for seed in seeds))
-    intervals = [student_interval([ours[seed][step] - theirs[seed][step] for seed in seeds]) for step in steps]
+    curves = [(dict(ours.validation), dict(theirs.validation)) for ours, theirs in pairs]
+    steps = set.intersection(*(ours.keys() & theirs.keys() for ours, theirs in curves))
+    intervals = [student_interval([ours[step] - theirs[step] for ours, theirs in curves]) for step in steps]
     ahead = sum(interval.estimate > 0 for interval in intervals)
-    below = sum(interval.high < 0 for interval in intervals)
-    word: Word = CONFIRMED if ahead == len(steps) else CONTRADICTED if below else NOT_SEEN
+    behind = sum(interval.high < 0 for interval in intervals)
+    outcome: Outcome = CONFIRMED if ahead == len(steps) else CONTRADICTED if behind else INCONCLUSIVE
     return Evidence(
-        word,
-        f"{names}: ahead at {ahead} of {len(steps)} evaluations by the mean over seeds, behind beyond the luck of seeds"
-        f" at {below}.",
+        outcome,
+        f"{names}: ahead at {ahead} of {len(steps)} evaluations by the mean over seeds, significantly behind at"
+        f" {behind} (95% CI over seeds).",
     )
 
 
-def _by_seed(records: Sequence[TrialResult]) -> dict[int, dict[float, float]]:
-    """The curve of the metric that is looked at, by seed."""
-    return {record.trial.seed: dict(record.validation) for record in records}
-
-
 def _ranks(experiment_id: str) -> Rule:
-    def rule(findings: Findings) -> Iterator[Evidence]:
-        experiment = EXPERIMENTS[experiment_id]
-        (task,) = experiment.tasks_at(findings.preset)
-        baseline, *others = experiment.models_at(findings.preset)
+    def rule(results: ExperimentResults) -> Iterator[Evidence]:
+        (baseline, *others), (task,) = _setting(experiment_id, results)
         for model in others:
-            yield _rank_evidence(findings, task, model, baseline)
+            yield _compare_ranks(results, task, model, baseline)
 
     return rule
 
 
-def _rank_evidence(findings: Findings, task: str, candidate: ModelSpec, baseline: ModelSpec) -> Evidence:
-    names = f"{candidate.title} against {baseline.title}"
-    pairs = _seen_in_both(findings, task, candidate, baseline)
+def _compare_ranks(results: ExperimentResults, task: str, candidate: ModelSpec, baseline: ModelSpec) -> Evidence:
+    names = _names(candidate, baseline)
+    pairs = paired_by_seed(results.analyses(task, candidate), results.analyses(task, baseline))
     if not pairs:
         return Evidence(NOT_MEASURED, f"{names}: not measured.")
     by_seed = [
-        mean_of([between_samples(a.ranks, b.ranks) for a, b in zip(ours.ranks, theirs.ranks, strict=True)])
+        mean_of([difference_of_means(a.ranks, b.ranks) for a, b in zip(ours.ranks, theirs.ranks, strict=True)])
         for ours, theirs in pairs
     ]
     interval = by_seed[0] if len(pairs) == 1 else student_interval([one.estimate for one in by_seed])
@@ -198,63 +187,50 @@ def _rank_evidence(findings: Findings, task: str, candidate: ModelSpec, baseline
         tuple(fmean(fmean(model.ranks[layer].ranks) for model in models) for models in zip(*pairs, strict=True))
         for layer in range(len(pairs[0][0].ranks))
     ]
-    by_layer = ", ".join(f"{a:.1f} and {b:.1f} in layer {number}" for number, (a, b) in enumerate(means, 1))
-    sentence = f"{names}: mean ranks {by_layer}; {_text(interval, ' on average')}, {_how_many(pairs)}."
-    return Evidence(judge(interval), sentence, interval)
+    by_layer = ", ".join(f"{a:.1f} vs {b:.1f} in layer {number}" for number, (a, b) in enumerate(means, 1))
+    change = f"mean difference {signed(interval.estimate)} ({confidence_text(interval)})"
+    sentence = f"{names}: mean ranks {by_layer}; {change}, {plural(len(pairs), 'seed')}."
+    return Evidence(decide(interval), sentence, interval)
 
 
-def _seen_in_both(
-    findings: Findings, task: str, candidate: ModelSpec, baseline: ModelSpec
-) -> list[tuple[ModelAnalysis, ModelAnalysis]]:
-    """What is seen in both models, of the seeds that both have."""
-    ours, theirs = (
-        {inside.trial.seed: inside for inside in findings.inside.get((task, model), ())}
-        for model in (candidate, baseline)
-    )
-    return [(ours[seed], theirs[seed]) for seed in sorted(ours.keys() & theirs.keys())]
-
-
-def _how_many(pairs: Sequence[tuple[ModelAnalysis, ModelAnalysis]]) -> str:
-    return "one model of each" if len(pairs) == 1 else f"{len(pairs)} seeds"
-
-
-def _redundancy(findings: Findings) -> Iterator[Evidence]:
-    """Less likeness is better: the baseline's less the candidate's, seed by seed; of one seed, example by example."""
+def _redundancy(results: ExperimentResults) -> Iterator[Evidence]:
+    """The baseline's head similarity minus the candidate's, by seed; with one seed, by example."""
     for experiment_id in ("fig2", "fig5"):
-        experiment = EXPERIMENTS[experiment_id]
-        (task,) = experiment.tasks_at(findings.preset)
-        baseline, candidate, *_ = experiment.models_at(findings.preset)
-        names = f"heads of {candidate.title} and of {baseline.title} on {task}"
-        pairs = _seen_in_both(findings, task, candidate, baseline)
+        (baseline, candidate, *_), (task,) = _setting(experiment_id, results)
+        names = f"{_names(candidate, baseline)} on {task}"
+        pairs = paired_by_seed(results.analyses(task, candidate), results.analyses(task, baseline))
         if not pairs or not pairs[0][0].head_similarity:
             yield Evidence(NOT_MEASURED, f"{names}: not measured.")
             continue
-        less = [
+        reductions = [
             [b - a for a, b in zip(ours.head_similarity, theirs.head_similarity, strict=True)] for ours, theirs in pairs
         ]
-        interval = student_interval(less[0] if len(pairs) == 1 else [fmean(values) for values in less])
-        mine, other = (fmean(fmean(model.head_similarity) for model in models) for models in zip(*pairs, strict=True))
+        interval = student_interval(reductions[0] if len(pairs) == 1 else [fmean(values) for values in reductions])
+        ours, theirs = (fmean(fmean(m.head_similarity) for m in models) for models in zip(*pairs, strict=True))
         yield Evidence(
-            judge(interval),
-            f"{names} are alike by {mine:.3f} and {other:.3f} within a layer (1: they always look at the same places);"
-            f" less by {_text(interval, ' of 1')}, {_how_many(pairs)}.",
+            decide(interval),
+            f"{names}: head similarity {ours:.3f} vs {theirs:.3f} within a layer (Δ {signed(interval.estimate)},"
+            f" {confidence_text(interval)}; above 0 is less redundant), {plural(len(pairs), 'seed')}.",
             interval,
         )
 
 
-def _costs(*attentions: str) -> Rule:
-    """Fewer of both with half the heads, and the more are saved the more heads there are."""
+def _cost(count: Count, model: ModelSpec) -> int:
+    return count(sizes_of_paper(model)).value
 
-    def rule(findings: Findings) -> Iterator[Evidence]:
+
+def _halved_costs(*attentions: str) -> Rule:
+    """Both are lower with half the heads, and the more heads the larger the saving."""
+
+    def rule(results: ExperimentResults) -> Iterator[Evidence]:
         for attention in attentions:
             for what, count in (("parameters", cost_model.model_parameters), ("FLOPs", cost_model.forward_flops)):
                 saved, shares = [], []
                 for heads in reversed(HALVED):
                     model = ModelSpec(attention, heads)
-                    mine = count(sizes_of_paper(model)).value
-                    theirs = count(sizes_of_paper(model.baseline(2 * heads))).value
-                    saved.append(theirs - mine)
-                    shares.append(f"{mine / theirs:.2f} ({heads} of {2 * heads})")
+                    ours, theirs = _cost(count, model), _cost(count, model.baseline(2 * heads))
+                    saved.append(theirs - ours)
+                    shares.append(f"{ours / theirs:.2f} ({heads} of {2 * heads})")
                 holds = min(saved) > 0 and all(more > less for less, more in pairwise(saved))
                 yield Evidence(
                     CONFIRMED if holds else CONTRADICTED,
@@ -264,25 +240,29 @@ def _costs(*attentions: str) -> Rule:
     return rule
 
 
-def _techniques(findings: Findings) -> Iterator[Evidence]:
-    names = {name: ModelSpec("mgk", 1, **options) for name, options in TECHNIQUES.items() if name != "smgk"}
+def _fewest_parameters(results: ExperimentResults) -> Iterator[Evidence]:
     for heads in HALVED:
-        smgk = cost_model.model_parameters(sizes_of_paper(ModelSpec("smgk", heads))).value
-        others = [
-            cost_model.model_parameters(sizes_of_paper(replace(model, heads=heads))).value for model in names.values()
-        ]
+        models = [replace(model, heads=heads) for model in TECHNIQUES.values()]
+        smgk, *others = (_cost(cost_model.model_parameters, model) for model in models)
         yield Evidence(
             CONFIRMED if smgk < min(others) else CONTRADICTED,
             f"parameters with H = {heads}: smgk {smgk:,}, the others {min(others):,} or more.",
         )
 
 
-TECHNIQUES: Mapping[str, Mapping[str, Any]] = {
-    "smgk": {},
-    "mgk": {},
-    "mgk + Hard-E": {"e_step": "hard"},
-    "mgk + Soft-E": {"prior": "em"},
-}
+def _most_efficient(results: ExperimentResults) -> Iterator[Evidence]:
+    """Of the models of Table 4, smgk with a hard E-step has the fewest parameters and training FLOPs."""
+    models = EXPERIMENTS["table4"].models_at("paper")
+    for what, count in (("parameters", cost_model.model_parameters), ("training FLOPs", cost_model.training_flops)):
+        values = {model: _cost(count, model) for model in models}
+        ours, most = values[_HARD_SMGK], max(values, key=lambda model: values[model])
+        least = min(value for model, value in values.items() if model != _HARD_SMGK)
+        yield Evidence(
+            CONFIRMED if ours <= least else CONTRADICTED,
+            f"{what} of {_HARD_SMGK.title}: {ours:,}; the least of the others has {least:,},"
+            f" {most.title} {values[most]:,}.",
+        )
+
 
 CLAIMS = (
     Claim(
@@ -290,21 +270,21 @@ CLAIMS = (
         "mgk and smgk with half the heads are as accurate as softmax or more.",
         "abstract, Section 3.1, Table 1",
         ("table1",),
-        _pairs("table1", half=True, is_comparable=True),
+        _against_baseline("table1", half=True, is_comparable=True),
     ),
     Claim(
         "half-the-heads-better",
         "mgk and smgk with half the heads are consistently more accurate than softmax.",
         "Section 3.1, Table 1",
         ("table1",),
-        _pairs("table1", half=True, is_comparable=False),
+        _against_baseline("table1", half=True, is_comparable=False),
     ),
     Claim(
         "same-heads",
         "With the same heads, mgk and smgk are more accurate than softmax.",
         "Section 3.1, Table 1",
         ("table1",),
-        _pairs("table1", half=False, is_comparable=False),
+        _against_baseline("table1", half=False, is_comparable=False),
     ),
     Claim("smgk-best", "smgk is the best across the tasks.", "Section 3.1, Table 1", ("table1",), _smgk_best),
     Claim(
@@ -312,14 +292,14 @@ CLAIMS = (
         "mlk and smlk with half the heads are as accurate as linear attention or more.",
         "Section 3.1, Table 2",
         ("table2",),
-        _pairs("table2", half=True, is_comparable=True),
+        _against_baseline("table2", half=True, is_comparable=True),
     ),
     Claim(
         "linear-same-heads",
         "With the same heads, mlk and smlk are more accurate than linear attention.",
         "Section 3.1, Table 2",
         ("table2",),
-        _pairs("table2", half=False, is_comparable=False),
+        _against_baseline("table2", half=False, is_comparable=False),
     ),
     Claim(
         "throughout-training",
@@ -327,35 +307,35 @@ CLAIMS = (
         " they train.",
         "Section 3.1, Figure 1",
         ("fig1",),
-        _throughout,
+        _throughout_training,
     ),
     Claim(
         "language-half-the-heads",
         "A language model of mgk with half the heads has a lower test perplexity than softmax.",
         "Section 3.2, Table 3",
         ("table3",),
-        _pairs("table3", half=True, is_comparable=False, only=("mgk",)),
+        _against_baseline("table3", half=True, is_comparable=False, only=("mgk",)),
     ),
     Claim(
         "language-same-heads",
         "With the same heads, mgk and smgk have a lower test perplexity than softmax.",
         "Section 3.2, Table 3, Figure 4",
         ("table3", "fig4"),
-        _pairs("table3", half=False, is_comparable=False, only=("mgk", "smgk")),
+        _against_baseline("table3", half=False, is_comparable=False, only=("mgk", "smgk")),
     ),
     Claim(
         "language-linear-half-the-heads",
         "A language model of mlk with half the heads has a test perplexity comparable to linear attention's.",
         "Section 3.2, Table 3",
         ("table3",),
-        _pairs("table3", half=True, is_comparable=True, only=("mlk",)),
+        _against_baseline("table3", half=True, is_comparable=True, only=("mlk",)),
     ),
     Claim(
         "language-linear-same-heads",
         "With the same heads, mlk has a lower test perplexity than linear attention.",
         "Section 3.2, Table 3, Figure 4",
         ("table3", "fig4"),
-        _pairs("table3", half=False, is_comparable=False, only=("mlk",)),
+        _against_baseline("table3", half=False, is_comparable=False, only=("mlk",)),
     ),
     Claim(
         "ranks",
@@ -384,7 +364,7 @@ CLAIMS = (
         " the heads.",
         "Section 3.3, Figure 3",
         ("fig3",),
-        _costs("mgk", "smgk"),
+        _halved_costs("mgk", "smgk"),
     ),
     Claim(
         "linear-costs",
@@ -392,14 +372,14 @@ CLAIMS = (
         " grows with the heads.",
         "Section 3.3, Figure 3",
         ("fig3",),
-        _costs("mlk", "smlk"),
+        _halved_costs("mlk", "smlk"),
     ),
     Claim(
         "techniques",
         "smgk has fewer parameters than mgk, with a soft or a hard E-step.",
         "Appendix A.3, Figure 7",
         ("fig7",),
-        _techniques,
+        _fewest_parameters,
     ),
     Claim(
         "hard-e",
@@ -413,24 +393,21 @@ CLAIMS = (
         "smgk with a hard E-step is the most efficient of the models of Table 4.",
         "Section 3.3, Table 4, Figure 7",
         ("table4", "fig7"),
-        _cheapest,
+        _most_efficient,
     ),
 )
 
 
-def verdicts(findings: Findings) -> dict[str, Verdict]:
-    """The verdict on every claim, by its name."""
-    return {claim.id: claim.verdict(findings) for claim in CLAIMS}
+def verdicts(results: ExperimentResults) -> dict[str, Verdict]:
+    """The verdict on every claim, by its id."""
+    return {claim.id: claim.verdict(results) for claim in CLAIMS}
 
 
-def verdicts_json(findings: Findings) -> dict[str, Any]:
-    """All claims with their verdicts, as JSON data; an interval without bounds has null for them."""
+def verdicts_json(results: ExperimentResults) -> dict[str, Any]:
+    """All claims with their verdicts as JSON data; unbounded intervals have null."""
     data = {}
     for claim in CLAIMS:
-        verdict = claim.verdict(findings)
-        evidence = [asdict(item) for item in verdict.evidence]
-        for item in evidence:
-            interval = item["interval"]
-            item["interval"] = interval and {k: v if isfinite(v) else None for k, v in interval.items()}
-        data[claim.id] = {"text": claim.text, "where": claim.where, "verdict": verdict.word, "evidence": evidence}
-    return {"format": 1, "preset": findings.preset, "claims": data}
+        verdict = claim.verdict(results)
+        evidence = json_safe([asdict(item) for item in verdict.evidence])
+        data[claim.id] = {"text": claim.text, "where": claim.where, "verdict": verdict.outcome, "evidence": evidence}
+    return {"format": 1, "preset": results.preset, "claims": data}

@@ -1,105 +1,114 @@
-"""How much better one model is than another over the same seeds and test examples, with a 95% interval."""
+"""Differences between models over the same seeds and test examples, with 95% confidence intervals."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import inf, isfinite, sqrt
 from statistics import fmean, stdev
+from typing import TypeVar
 
 from mgk.analysis.confidence_intervals import Interval, paired_difference, student_interval
+from mgk.experiments.model_analysis import ModelAnalysis
 from mgk.experiments.model_spec import ModelSpec
 from mgk.experiments.result_store import TrialResult
+
+_Item = TypeVar("_Item", TrialResult, ModelAnalysis)
+_ByModel = dict[tuple[str, ModelSpec], list[_Item]]
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A candidate less a baseline.
+    """A candidate minus a baseline.
 
     Attributes:
         interval: in points of accuracy, or in per cent of the baseline's perplexity; above 0 the candidate is better.
-        seeds: that both have.
+        seeds: the number of seeds that both have.
     """
 
     interval: Interval
     seeds: int
 
 
-class Measured:
-    """The records of a preset, by task, model and seed."""
+class ExperimentResults:
+    """The trial results and model analyses of one preset, by task, model and seed."""
 
-    def __init__(self, records: Sequence[TrialResult]) -> None:
-        self._trials: dict[tuple[str, ModelSpec], dict[int, TrialResult]] = {}
-        for record in records:
-            self._trials.setdefault((record.trial.task, record.trial.model), {})[record.trial.seed] = record
+    def __init__(self, preset: str, trials: Iterable[TrialResult] = (), analyses: Iterable[ModelAnalysis] = ()) -> None:
+        self.preset = preset
+        self._trials: _ByModel[TrialResult] = _by_model(trials)
+        self._analyses: _ByModel[ModelAnalysis] = _by_model(analyses)
 
-    def of(self, task: str, model: ModelSpec) -> list[TrialResult]:
-        """The records of a model on a task, by seed."""
-        return [record for _, record in sorted(self._trials.get((task, model), {}).items())]
+    def trials(self, task: str, model: ModelSpec) -> list[TrialResult]:
+        """The results of a model on a task, by seed."""
+        return self._trials.get((task, model), [])
 
-    @property
-    def tasks(self) -> list[str]:
-        """That there are records of."""
-        return sorted({task for task, _ in self._trials})
+    def analyses(self, task: str, model: ModelSpec) -> list[ModelAnalysis]:
+        """The analyses of a model on a task, by seed."""
+        return self._analyses.get((task, model), [])
+
+    def all_analyses(self) -> list[list[ModelAnalysis]]:
+        """The analyses of every task and model, by seed."""
+        return list(self._analyses.values())
 
     def difference(self, task: str, candidate: ModelSpec, baseline: ModelSpec) -> Difference | None:
-        """How much better the candidate is, over the seeds that both have; None where there is none."""
-        ours, theirs = (
-            {record.trial.seed: record for record in self.of(task, model)} for model in (candidate, baseline)
-        )
-        seeds = sorted(ours.keys() & theirs.keys())
-        if not seeds:
+        """The difference over the seeds that both have; None where there is none."""
+        pairs = paired_by_seed(self.trials(task, candidate), self.trials(task, baseline))
+        if not pairs:
             return None
-        mine, other = [ours[seed] for seed in seeds], [theirs[seed] for seed in seeds]
-        if mine[0].correct is None:
-            return Difference(_of_perplexities([r.test for r in mine], [r.test for r in other]), len(seeds))
-        answers = [tuple(record.correct or () for record in group) for group in (mine, other)]
-        return Difference(_of_answers(*answers), len(seeds))
+        if pairs[0][0].correct is None:
+            interval = student_interval([100 * (1 - ours.test / theirs.test) for ours, theirs in pairs])
+        else:
+            ours, theirs = (tuple(trial.correct or () for trial in group) for group in zip(*pairs, strict=True))
+            interval = _accuracy_difference(ours, theirs)
+        return Difference(interval, len(pairs))
+
+
+def _by_model(items: Iterable[_Item]) -> _ByModel[_Item]:
+    """The last item of each seed, in the order of seeds."""
+    groups: dict[tuple[str, ModelSpec], dict[int, _Item]] = {}
+    for item in sorted(items, key=lambda item: (item.trial.task, item.trial.model.slug, item.trial.seed)):
+        groups.setdefault((item.trial.task, item.trial.model), {})[item.trial.seed] = item
+    return {key: list(by_seed.values()) for key, by_seed in groups.items()}
+
+
+def paired_by_seed(candidate: Sequence[_Item], baseline: Sequence[_Item]) -> list[tuple[_Item, _Item]]:
+    """The results of two models for each seed that both have."""
+    theirs = {item.trial.seed: item for item in baseline}
+    return [(item, theirs[item.trial.seed]) for item in candidate if item.trial.seed in theirs]
 
 
 @lru_cache(maxsize=4096)
-def _of_answers(candidate: tuple[tuple[bool, ...], ...], baseline: tuple[tuple[bool, ...], ...]) -> Interval:
+def _accuracy_difference(candidate: tuple[tuple[bool, ...], ...], baseline: tuple[tuple[bool, ...], ...]) -> Interval:
     """In points of accuracy."""
-    found = paired_difference(candidate, baseline).difference
-    return Interval(100 * found.estimate, 100 * found.low, 100 * found.high)
-
-
-def _of_perplexities(candidate: Sequence[float], baseline: Sequence[float]) -> Interval:
-    """In per cent of the baseline's: 100 (1 - candidate / baseline), seed by seed."""
-    return student_interval([100 * (1 - c / b) for c, b in zip(candidate, baseline, strict=True)])
+    difference = paired_difference(candidate, baseline).difference
+    return Interval(100 * difference.estimate, 100 * difference.low, 100 * difference.high)
 
 
 def mean_of(differences: Sequence[Interval]) -> Interval:
-    """The mean over tasks: as they are independent, what is uncertain adds in squares."""
-    count = len(differences)
+    """The mean over independent tasks: the half-widths add in quadrature."""
     mean = fmean(d.estimate for d in differences)
     if not all(isfinite(d.low) and isfinite(d.high) for d in differences):
         return Interval(mean, -inf, inf)
-    down = sqrt(sum((d.estimate - d.low) ** 2 for d in differences)) / count
-    up = sqrt(sum((d.high - d.estimate) ** 2 for d in differences)) / count
+    down = sqrt(sum((d.estimate - d.low) ** 2 for d in differences)) / len(differences)
+    up = sqrt(sum((d.high - d.estimate) ** 2 for d in differences)) / len(differences)
     return Interval(mean, mean - down, mean + up)
 
 
-def between_samples(candidate: Sequence[float], baseline: Sequence[float]) -> Interval:
-    """The difference of two means, with 1.96 standard errors: of large samples, such as ranks of 1,000 matrices."""
+def difference_of_means(candidate: Sequence[float], baseline: Sequence[float]) -> Interval:
+    """The difference of the means of two large samples, such as ranks of 1,000 matrices, -+ 1.96 standard errors."""
     estimate = fmean(candidate) - fmean(baseline)
     if min(len(candidate), len(baseline)) < 2:
         return Interval(estimate, -inf, inf)
-    reach = 1.96 * sqrt(sum(stdev(values) ** 2 / len(values) for values in (candidate, baseline)))
-    return Interval(estimate, estimate - reach, estimate + reach)
+    half_width = 1.96 * sqrt(sum(stdev(values) ** 2 / len(values) for values in (candidate, baseline)))
+    return Interval(estimate, estimate - half_width, estimate + half_width)
 
 
-def has_learned(records: Sequence[TrialResult]) -> bool:
-    """Whether models are better than answering without looking: beyond 1.96 standard errors of that accuracy."""
-    chance, mean = records[0].data.chance, fmean(record.test for record in records)
-    if records[0].summary.metric != "accuracy":
+def is_above_chance(trials: Sequence[TrialResult]) -> bool:
+    """Whether models are above the majority-class baseline by 1.96 standard errors of its accuracy.
+
+    Language models: whether their mean perplexity is below that of a unigram model.
+    """
+    chance, mean = trials[0].data.chance, fmean(trial.test for trial in trials)
+    if trials[0].summary.metric != "accuracy":
         return mean < chance
-    error = sqrt(chance * (1 - chance) / sum(record.summary.examples for record in records))
+    error = sqrt(chance * (1 - chance) / sum(trial.summary.examples for trial in trials))
     return mean > 100 * (chance + 1.96 * error)
-
-
-def pooled(
-    measured: Measured, tasks: Sequence[str], candidate: ModelSpec, baseline: ModelSpec
-) -> Mapping[str, Difference]:
-    """The difference on every task that both were measured on."""
-    found = {task: measured.difference(task, candidate, baseline) for task in tasks}
-    return {task: difference for task, difference in found.items() if difference is not None}

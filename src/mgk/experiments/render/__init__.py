@@ -1,1 +1,1 @@
-"""Self-contained HTML pages: text, tables, charts and pictures in one file that needs no network."""
+"""Tables, figures, HTML pages and Markdown sections, made from results."""

@@ -1,7 +1,8 @@
-"""What attention costs, as tables and sentences of documents, from the files of the benchmarks. Free of torch."""
+"""Tables and sentences of documents from the files of the benchmarks. Does not import torch."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,8 @@ from mgk.training.errors import TrainingError
 BENCH = "bench"
 
 Bench = Mapping[str, Any]
-Row = Mapping[str, Any]
 
-# What writes each file.
+# The command that writes each file.
 _COMMANDS = {
     "generate": "mgk bench generate",
     "kernels": "python benchmarks/kernels.py",
@@ -22,145 +22,160 @@ _COMMANDS = {
 }
 _SOFTMAX = "softmax, 8 heads, torch"
 _MODELS = (_SOFTMAX, "mgk soft, 4 heads", "mgk hard, 4 heads", "smgk soft, 4 heads", "smgk hard, 4 heads")
-_USUAL = "mgk as usually written"
+_UNFUSED = "mgk as usually written"
 _PASSES = ("forward", "forward+backward")
 _TASKS = {"listops": "ListOps", "text": "Text"}
+_LENGTHS = (512, 2048, 16384)
+
+
+class _Rows:
+    """The rows of a benchmark, found by the values of their fields."""
+
+    def __init__(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        self.rows = rows
+
+    def where(self, **fields: Any) -> "_Rows":
+        """The rows with these values."""
+        return _Rows([row for row in self.rows if all(row.get(name) == value for name, value in fields.items())])
+
+    def value(self, name: str, **fields: Any) -> float:
+        """The value of the first such row; ``KeyError`` where there is none."""
+        found = self.where(**fields).rows
+        if not found:
+            raise KeyError(f"a row of {fields}")
+        return float(found[0][name])
+
+    def text(self, name: str, digits: int = 2, **fields: Any) -> str:
+        """The value of the first such row, or a dash."""
+        found = self.where(**fields).rows
+        return f"{found[0][name]:,.{digits}f}" if found else DASH
 
 
 def read_bench(folder: Path) -> Bench:
-    """The files of the benchmarks that documents tell of, by name; those that are there."""
-    found = {}
+    """The files of the benchmarks that exist, by name."""
+    reports = {}
     for name in _COMMANDS:
         path = folder / f"{name}.json"
         if path.is_file():
             try:
-                found[name] = json.loads(path.read_bytes())
+                reports[name] = json.loads(path.read_bytes())
             except (OSError, ValueError) as error:
                 raise TrainingError(f"{path}: this is not the file of a benchmark ({error})") from None
-    return found
+    return reports
 
 
 def bench_parts(bench: Bench, results: str) -> Mapping[str, Callable[[], str]]:
-    """What makes each part of a document, by the part's name.
+    """What makes each generated part of a document, by the part's name.
 
     Args:
         bench: as :func:`read_bench` gives it.
-        results: the folder of all results, as the document calls it.
+        results: the folder of all results, as the document cites it.
     """
-
-    def part(make: Callable[[Bench, str], str], name: str) -> Callable[[], str]:
-        file = f"{results}/{BENCH}/{name}.json"
-
-        def text() -> str:
-            if name not in bench:
-                return f"Not measured yet: `{_COMMANDS[name]} --json {file}`."
-            try:
-                return make(bench, file)
-            except KeyError as error:
-                raise TrainingError(f"{results}/{BENCH}: a file of the benchmarks lacks {error}") from None
-
-        return text
-
-    return {
-        "bench": part(_summary, "kernels"),
-        "bench-shapes": part(_shapes, "kernels"),
-        "bench-masks": part(_masks, "kernels"),
-        "bench-lengths": part(_lengths, "kernels"),
-        "bench-memory": part(_memory, "kernels"),
-        "bench-usual": part(_against_the_usual, "kernels"),
-        "bench-decoding": part(_at_decoding, "kernels"),
-        "bench-linear": part(_linear, "kernels"),
-        "bench-roofline": part(_roofline, "kernels"),
-        "bench-generate": part(_generate, "generate"),
-        "bench-train": part(_train, "train"),
-    }
+    return {part: partial(_part, bench, results, *_PARTS[part]) for part in _PARTS}
 
 
-def _summary(bench: Bench, file: str) -> str:
-    """For a first page: the table, then one line for everything else that was measured."""
-    caption = (
-        "Time against softmax by `scaled_dot_product_attention` with twice the heads = 1.00, the median over rounds in"
-        f" which all take turns (float32, B = 2, N = 2,048, M = 2; {_machine(bench['kernels'])}; `{file}`):"
-    )
-    folder = file.rpartition("/")[0]
-    lines = [*_usual(bench), *_decoding(bench)]
-    for name, make in (("train", _steps), ("generate", _generation), ("sdpa", _without_compiler)):
-        if name in bench:
-            lines.append(f"{make(bench[name])} (`{folder}/{name}.json`).")
-    return "\n\n".join([caption, _shape_table(bench), "\n".join(f"- {line}" for line in lines)])
+def _part(bench: Bench, results: str, name: str, make: Callable[[Bench, str], str]) -> str:
+    file = f"{results}/{BENCH}/{name}.json"
+    if name not in bench:
+        return f"Not measured yet: `{_COMMANDS[name]} --json {file}`."
+    try:
+        return make(bench, file)
+    except KeyError as error:
+        raise TrainingError(f"{results}/{BENCH}: a file of the benchmarks lacks {error}") from None
+
+
+def _kernels(bench: Bench, **fields: Any) -> _Rows:
+    return _Rows(bench["kernels"]["rows"]).where(**fields)
+
+
+def _ratios(bench: Bench, columns: Mapping[str, Mapping[str, Any]]) -> str:
+    """Times relative to the baseline, a row per model; a column is a name and the values of fields."""
+    rows = _kernels(bench)
+    cells = [
+        [model, *(rows.text("ratio", alternative=model, **fields) for fields in columns.values())] for model in _MODELS
+    ]
+    return markdown_table(["", *columns], cells)
+
+
+def _by_shape(bench: Bench) -> str:
+    columns = {f"{p}, D={d}": {"experiment": "table", "passes": p, "D": d} for d in (32, 64) for p in _PASSES}
+    return _ratios(bench, columns)
 
 
 def _shapes(bench: Bench, file: str) -> str:
-    return f"From `{file}`:\n\n{_shape_table(bench)}"
+    return f"From `{file}`:\n\n{_by_shape(bench)}"
 
 
 def _masks(bench: Bench, file: str) -> str:
     columns = {f"{e}, {p}": {"experiment": e, "passes": p} for e in ("causal", "padding") for p in _PASSES}
-    return f"From `{file}`:\n\n{_ratios(bench['kernels']['rows'], columns)}"
+    return f"From `{file}`:\n\n{_ratios(bench, columns)}"
 
 
 def _lengths(bench: Bench, file: str) -> str:
-    lengths = (512, 2048, 16384)
-    columns = {f"{p}, N={n:,}": {"experiment": "length", "passes": p, "N": n} for p in _PASSES for n in lengths}
-    return f"From `{file}`:\n\n{_ratios(bench['kernels']['rows'], columns)}"
+    columns = {f"{p}, N={n:,}": {"experiment": "length", "passes": p, "N": n} for p in _PASSES for n in _LENGTHS}
+    return f"From `{file}`:\n\n{_ratios(bench, columns)}"
 
 
 def _memory(bench: Bench, file: str) -> str:
-    """Megabytes beside the inputs, a row a length."""
-    rows = [row for row in bench["kernels"]["rows"] if row["experiment"] == "length" and row["passes"] == _PASSES[1]]
-    lengths = sorted({row["N"] for row in rows})
-    trials = [
-        [f"N={n:,}", *(_number(rows, "peak_extra_mb", 0, N=n, alternative=model) for model in _MODELS)] for n in lengths
+    """Megabytes beyond the inputs, a row per length."""
+    rows = _kernels(bench, experiment="length", passes=_PASSES[1])
+    cells = [
+        [f"N={n:,}", *(rows.text("peak_extra_mb", 0, N=n, alternative=model) for model in _MODELS)]
+        for n in sorted({row["N"] for row in rows.rows})
     ]
-    return f"From `{file}`:\n\n{markdown_table(['MB', *_MODELS], trials)}"
+    return f"From `{file}`:\n\n{markdown_table(['MB', *_MODELS], cells)}"
 
 
-def _against_the_usual(bench: Bench, file: str) -> str:
-    """How much slower the equation is as it is usually written, and how much faster the kernels are than that."""
-    rows = [row for row in bench["kernels"]["rows"] if row["experiment"] == "authors"]
-    of_usual, of_ours = (
-        [_value(rows, "ratio", alternative=name, passes=passes) for passes in _PASSES] for name in (_USUAL, _MODELS[1])
+def _unfused(bench: Bench, file: str) -> str:
+    rows = _kernels(bench, experiment="authors")
+    unfused, fused = (
+        [rows.value("ratio", alternative=name, passes=passes) for passes in _PASSES] for name in (_UNFUSED, _MODELS[1])
     )
-    faster = " and ".join(f"{usual / ours:.0f}" for usual, ours in zip(of_usual, of_ours, strict=True))
-    forward, both = of_usual
+    speedups = " and ".join(f"{slow / fast:.0f}" for slow, fast in zip(unfused, fused, strict=True))
+    forward, both = unfused
     return (
-        f"{forward:.2f} of the yardstick forward and {both:.2f} forward and backward: the kernels are {faster} times"
+        f"{forward:.2f} of the baseline forward and {both:.2f} forward and backward: the kernels are {speedups} times"
         f" faster (`{file}`)."
     )
 
 
-def _at_decoding(bench: Bench, file: str) -> str:
-    (line,) = _decoding(bench)
-    return f"{line.removesuffix('.')} (`{file}`)."
+def _decoding(bench: Bench, file: str) -> str:
+    return f"{_decoding_line(bench).removesuffix('.')} (`{file}`)."
+
+
+def _decoding_line(bench: Bench) -> str:
+    rows = _kernels(bench, experiment="decoding")
+    mgk, smgk = (rows.text("ratio", alternative=f"{model} soft, 4 heads") for model in ("mgk", "smgk"))
+    return f"One token against {rows.rows[0]['N']:,} cached ones: mgk {mgk}, smgk {smgk}."
 
 
 def _linear(bench: Bench, file: str) -> str:
-    rows = [row for row in bench["kernels"]["rows"] if row["experiment"] == "linear"]
-    mlk, smgk = (_value(rows, "ratio", alternative=f"{name}, 4 heads") for name in ("mlk", "smgk soft"))
+    rows = _kernels(bench, experiment="linear")
+    mlk, smgk = (rows.value("ratio", alternative=f"{name}, 4 heads") for name in ("mlk", "smgk soft"))
     return (
-        f"Causal mlk at N = {rows[0]['N']:,} (B = 1, D = 32), forward and backward: {mlk:.2f} of our own linear"
-        " attention with the same heads (it makes M features a key; the rest is the same), and"
+        f"Causal mlk at N = {rows.rows[0]['N']:,} (B = 1, D = 32), forward and backward: {mlk:.2f} of our own linear"
+        " attention with the same heads (it computes M features per key; the rest is the same), and"
         f" {smgk / mlk:.0f} times faster than smgk there (`{file}`)."
     )
 
 
 def _roofline(bench: Bench, file: str) -> str:
-    """What the matrix products alone would take at the machine's best rate, beside what the forward takes."""
-    rows = bench["kernels"]["rows"]
-    milliseconds = _value(rows, "milliseconds", experiment="roofline", alternative="sgemm of 2048^3")
+    """The time of the matrix products alone at the machine's best rate, beside the time of the forward."""
+    rows = _kernels(bench)
+    milliseconds = rows.value("milliseconds", experiment="roofline", alternative="sgemm of 2048^3")
     rate = 2 * 2048**3 / milliseconds / 1e6  # GFLOP/s
-    shape = {"experiment": "table", "passes": _PASSES[0], "D": 32}
-    softmax = _value(rows, "milliseconds", alternative=_SOFTMAX, **shape)
+    rows = rows.where(experiment="table", passes=_PASSES[0], D=32)
+    softmax = rows.value("milliseconds", alternative=_SOFTMAX)
     sentences = [f"The machine multiplies large matrices at {rate:.0f} GFLOP/s (`{file}`)."]
-    # B H N^2 D multiplications and additions a product; exponentials a product of scores
+    # B H N^2 D multiply-adds per product; B H N^2 exponentials per product of scores
     flops = 2 * 2 * 4 * 2048**2 * 32 / 1e9
     for model, products, scores in (("smgk", 2, 1), ("mgk", 3, 2)):
         needed = products * flops / rate * 1e3
-        ratio = _value(rows, "ratio", alternative=f"{model} soft, 4 heads", **shape)
+        ratio = rows.value("ratio", alternative=f"{model} soft, 4 heads")
         sentences.append(
             f"The forward of {model} with 4 heads at N = 2,048, D = 32, B = 2 has {products} products,"
             f" {products * flops:.1f} GFLOP, and {scores * 2 * 4 * 2048**2 / 1e6:.0f} million exponentials. At that"
-            f" rate its products alone would take {needed:.0f} ms, {needed / softmax:.2f} of the yardstick; it takes"
+            f" rate its products alone would take {needed:.0f} ms, {needed / softmax:.2f} of the baseline; it takes"
             f" {ratio:.2f}."
         )
     return " ".join(sentences)
@@ -170,10 +185,10 @@ def _generate(bench: Bench, file: str) -> str:
     by_model = {row["model"]: row for row in bench["generate"]["speeds"]}
     smgk, mgk = by_model["smgk"], by_model["mgk"]
     caches = ", ".join(f"{name} {by_model[name]['cache_bytes'] / 1e6:.1f} MB" for name in ("softmax", "mgk", "smgk"))
-    times = [row["milliseconds"] for row in bench["generate"]["positions"] if row["model"] == "mlk"]
-    places = [row["position"] for row in bench["generate"]["positions"] if row["model"] == "mlk"]
+    positions = _Rows(bench["generate"]["positions"]).where(model="mlk").rows
+    times, places = ([row[name] for row in positions] for name in ("milliseconds", "position"))
     return (
-        f"smgk with 4 heads makes {smgk['times_softmax']:.2f} times the tokens a second of softmax with 8 and"
+        f"smgk with 4 heads generates {smgk['times_softmax']:.2f} times the tokens per second of softmax with 8 and"
         f" {smgk['times_gpt2']:.2f} times those of Hugging Face's GPT-2 of the same shape, mgk"
         f" {mgk['times_softmax']:.2f} and {mgk['times_gpt2']:.2f} times (`{file}`). The cache after the last token:"
         f" {caches}. A token of mlk takes {min(times):.1f} to {max(times):.1f} ms from position"
@@ -182,94 +197,76 @@ def _generate(bench: Bench, file: str) -> str:
 
 
 def _train(bench: Bench, file: str) -> str:
-    """The ratio of a step, a row a task and model, a column a number of heads."""
-    steps, settings = bench["train"]["steps"], bench["train"]["settings"]
-    trials = [
-        [f"{_TASKS.get(shape, shape)}, {model}", *(_step(steps, shape, model, heads) for heads in settings["heads"])]
+    """The ratio of a step, a row per task and model, a column per number of heads."""
+    settings = bench["train"]["settings"]
+    cells = [
+        [f"{_TASKS.get(shape, shape)}, {model}", *(_step(bench, shape, model, heads) for heads in settings["heads"])]
         for shape in settings["shapes"]
         for model in ("mgk", "smgk", "mlk")
     ]
-    table = markdown_table(["", *(f"h={heads}" for heads in settings["heads"])], trials)
+    table = markdown_table(["", *(f"h={heads}" for heads in settings["heads"])], cells)
     added = [100 * (row["ratio"] - 1) for row in bench["train"]["trainer"]]
     trainer = f"Hugging Face's `Trainer` adds {min(added):.0f} to {max(added):.0f}% to a bare loop of the same step."
     return f"From `{file}`:\n\n{table}\n\n{trainer}"
 
 
-def _shape_table(bench: Bench) -> str:
-    columns = {f"{p}, D={d}": {"experiment": "table", "passes": p, "D": d} for d in (32, 64) for p in _PASSES}
-    return _ratios(bench["kernels"]["rows"], columns)
+def _step(bench: Bench, shape: str, model: str, heads: int) -> str:
+    return _Rows(bench["train"]["steps"]).text("ratio", shape=shape, model=model, heads=heads, attention="auto")
 
 
-def _usual(bench: Bench) -> list[str]:
-    rows = [row for row in bench["kernels"]["rows"] if row["experiment"] == "authors"]
-    if not rows:
-        return []
-    forward, both = (_number(rows, "ratio", passes=passes, alternative=_USUAL) for passes in _PASSES)
-    return [
-        f"Eq. 9 as it is usually written, M matrices of N x N: {forward} forward, {both} forward and backward, D=32."
-    ]
+def _summary(bench: Bench, file: str) -> str:
+    """For a first page: the table, then one line for each other benchmark."""
+    machine = bench["kernels"]["machine"]
+    where = (
+        f"{machine['processor']} with {machine['instructions']}, {machine['threads']} threads, torch"
+        f" {machine['torch']}, {machine['date'][:10]}"
+    )
+    caption = (
+        "Time relative to softmax by `scaled_dot_product_attention` with twice the heads = 1.00, the median over"
+        f" interleaved rounds (float32, B = 2, N = 2,048, M = 2; {where}; `{file}`):"
+    )
+    lines = []
+    if (rows := _kernels(bench, experiment="authors")).rows:
+        forward, both = (rows.text("ratio", passes=passes, alternative=_UNFUSED) for passes in _PASSES)
+        lines.append(f"Eq. 9 unfused, M matrices of N x N: {forward} forward, {both} forward and backward, D=32.")
+    if _kernels(bench, experiment="decoding").rows:
+        lines.append(_decoding_line(bench))
+    for name, make in (("train", _train_line), ("generate", _generate_line), ("sdpa", _sdpa_line)):
+        if name in bench:
+            lines.append(f"{make(bench)} (`{file.rpartition('/')[0]}/{name}.json`).")
+    return "\n\n".join([caption, _by_shape(bench), "\n".join(f"- {line}" for line in lines)])
 
 
-def _decoding(bench: Bench) -> list[str]:
-    rows = [row for row in bench["kernels"]["rows"] if row["experiment"] == "decoding"]
-    if not rows:
-        return []
-    mgk, smgk = (_number(rows, "ratio", alternative=f"{model} soft, 4 heads") for model in ("mgk", "smgk"))
-    return [f"One token against {rows[0]['N']:,} cached ones: mgk {mgk}, smgk {smgk}."]
+def _train_line(bench: Bench) -> str:
+    heads = max(bench["train"]["settings"]["heads"])
+    mgk, smgk = (_step(bench, "listops", model, heads) for model in ("mgk", "smgk"))
+    return f"A training step on ListOps, {heads} heads vs {2 * heads}: mgk {mgk}, smgk {smgk}"
 
 
-def _steps(train: Row) -> str:
-    heads = max(train["settings"]["heads"])
-    mgk, smgk = (_step(train["steps"], "listops", model, heads) for model in ("mgk", "smgk"))
-    return f"A training step on ListOps, {heads} heads against {2 * heads}: mgk {mgk}, smgk {smgk}"
+def _generate_line(bench: Bench) -> str:
+    by_model = {row["model"]: row for row in bench["generate"]["speeds"]}
+    softmax, *mixtures = (by_model[model] for model in ("softmax", "mgk", "smgk"))
+    speeds = " and smgk ".join(f"{row['times_softmax']:.2f}" for row in mixtures)
+    caches = " and ".join(f"{row['cache_bytes'] / softmax['cache_bytes']:.2f}" for row in mixtures)
+    return f"Generating text: mgk {speeds} times the tokens per second of softmax, with {caches} of its cache"
 
 
-def _generation(generate: Row) -> str:
-    by_model = {row["model"]: row for row in generate["speeds"]}
-    softmax, mgk, smgk = (by_model[model] for model in ("softmax", "mgk", "smgk"))
-    speeds = " and smgk ".join(f"{row['times_softmax']:.2f}" for row in (mgk, smgk))
-    caches = " and ".join(f"{row['cache_bytes'] / softmax['cache_bytes']:.2f}" for row in (mgk, smgk))
-    return f"Generating text: mgk {speeds} times the tokens a second of softmax, with {caches} of its cache"
-
-
-def _without_compiler(sdpa: Row) -> str:
-    mgk, smgk = (_number(sdpa["rows"], "ratio", passes="forward", variant=model) for model in ("mgk", "smgk"))
+def _sdpa_line(bench: Bench) -> str:
+    rows = _Rows(bench["sdpa"]["rows"])
+    mgk, smgk = (rows.text("ratio", passes="forward", variant=model) for model in ("mgk", "smgk"))
     return f"Without a C++ compiler, through PyTorch's own kernels, forward, D=32: mgk {mgk}, smgk {smgk}"
 
 
-def _machine(report: Row) -> str:
-    machine = report["machine"]
-    return (
-        f"{machine['processor']} with {machine['instructions']}, {machine['threads']} threads,"
-        f" torch {machine['torch']}, {machine['date'][:10]}"
-    )
-
-
-def _ratios(rows: Sequence[Row], columns: Mapping[str, Row]) -> str:
-    trials = [
-        [model, *(_number(rows, "ratio", alternative=model, **wanted) for wanted in columns.values())]
-        for model in _MODELS
-    ]
-    return markdown_table(["", *columns], trials)
-
-
-def _step(steps: Sequence[Row], shape: str, model: str, heads: int) -> str:
-    return _number(steps, "ratio", shape=shape, model=model, heads=heads, attention="auto")
-
-
-def _number(rows: Sequence[Row], name: str, digits: int = 2, **wanted: Any) -> str:
-    """The value of the first row that has what is wanted, or a dash."""
-    found = next(_having(rows, wanted), None)
-    return DASH if found is None else f"{found[name]:,.{digits}f}"
-
-
-def _value(rows: Sequence[Row], name: str, **wanted: Any) -> float:
-    """The value of the first row that has what is wanted; ``KeyError`` where none does."""
-    found = next(_having(rows, wanted), None)
-    if found is None:
-        raise KeyError(f"a row of {wanted}")
-    return float(found[name])
-
-
-def _having(rows: Sequence[Row], wanted: Mapping[str, Any]) -> Iterator[Row]:
-    return (row for row in rows if all(row.get(key) == value for key, value in wanted.items()))
+_PARTS: Mapping[str, tuple[str, Callable[[Bench, str], str]]] = {
+    "bench": ("kernels", _summary),
+    "bench-shapes": ("kernels", _shapes),
+    "bench-masks": ("kernels", _masks),
+    "bench-lengths": ("kernels", _lengths),
+    "bench-memory": ("kernels", _memory),
+    "bench-usual": ("kernels", _unfused),
+    "bench-decoding": ("kernels", _decoding),
+    "bench-linear": ("kernels", _linear),
+    "bench-roofline": ("kernels", _roofline),
+    "bench-generate": ("generate", _generate),
+    "bench-train": ("train", _train),
+}

@@ -1,149 +1,228 @@
-"""Line and interval charts as SVG inside a page: drawn in the page's own colours, so they follow light and dark."""
+"""Panels of figures (curves, attention maps, intervals), and how a page shows them.
+
+Charts are SVG in the page's own colours, so they follow light and dark.
+"""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from html import escape
+from dataclasses import dataclass
 from itertools import pairwise
-from math import ceil, floor, log10
+from math import ceil, floor, isfinite, log10
 
-from mgk.experiments.render.html import Markup
+from markupsafe import Markup
+
+from mgk.analysis.attention_maps import NEAR, AttentionMaps, Map, attention_spread, map_png
+from mgk.analysis.confidence_intervals import Interval
+from mgk.experiments.render import html
+from mgk.experiments.render.numbers import percent
 
 # Small enough that a phone shows it at nearly its own size, text included.
 _WIDTH, _HEIGHT = 400, 260
 _LEFT, _RIGHT, _TOP, _BOTTOM = 48, 12, 14, 40
+_RIGHT_EDGE, _FLOOR = _WIDTH - _RIGHT, _HEIGHT - _BOTTOM
 _COLOURS = 6
 _DASHES = ("", "7 4", "2 4", "10 3 2 3", "4 2", "1 3")
+
+Points = Sequence[tuple[float, float]]
 
 
 @dataclass(frozen=True)
 class Series:
-    """One curve.
-
-    Attributes:
-        name: for the legend.
-        points: (x, y), x rising.
-        band: (x, low, high), the spread over seeds; may be empty.
-    """
+    """A named curve of (x, y), x rising; ``band`` is its spread over seeds, (x, low, high)."""
 
     name: str
-    points: Sequence[tuple[float, float]]
-    band: Sequence[tuple[float, float, float]] = field(default=())
+    points: Points
+    band: Sequence[tuple[float, float, float]] = ()
+
+    @property
+    def description(self) -> str:
+        """Where the curve begins and ends, and its maximum where that is between the two."""
+        first, last = self.points[0], self.points[-1]
+        top = max(self.points, key=lambda point: point[1])
+        between = [top] if top[1] > max(first[1], last[1]) else []
+        path = [f"{y:,.4g} at {x:,.6g}" for x, y in (first, *between, last)]
+        return f"{self.name} goes from {' to '.join(path)}"
 
 
-@dataclass(frozen=True)
-class Bar:
-    """One interval with its estimate."""
+@dataclass(frozen=True, kw_only=True)
+class Lines:
+    """Curves over one axis; ``formulas`` are those that the points of a cost were computed by."""
 
-    name: str
-    estimate: float
-    low: float
-    high: float
+    title: str
+    x_label: str
+    y_label: str
+    series: tuple[Series, ...]
+    formulas: tuple[str, ...] = ()
+
+    @property
+    def description(self) -> str:
+        """The chart in words, for its alternative text."""
+        curves = "; ".join(curve.description for curve in self.series)
+        return f"{self.title}, {self.y_label} over {self.x_label}: {curves}."
+
+    def to_html(self) -> Markup:
+        """The chart with its title."""
+        chart = line_chart(self.series, x_label=self.x_label, y_label=self.y_label, alt=self.description)
+        return html.figure(chart, self.title)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Maps:
+    """Attention maps of one model: a row per layer, a column per head."""
+
+    title: str
+    maps: AttentionMaps
+
+    @property
+    def description(self) -> str:
+        """All maps in words, for their alternative text."""
+        parts = [f"{attention_spread(weights).positions:.1f} in {name}" for name, weights in self.maps.items()]
+        positions = self.maps.weights.shape[-1]
+        spread = f"of {positions} positions the average query spreads over {', '.join(parts)}"
+        return f"Attention maps of {self.title}: {spread}."
+
+    def to_html(self) -> Markup:
+        """The maps in a grid."""
+        images = (
+            html.figure(html.png(map_png(weights), self._description_of(name, weights)), name)
+            for name, weights in self.maps.items()
+        )
+        return html.grid(images, columns=len(self.maps.heads))
+
+    def _description_of(self, name: str, weights: Map) -> str:
+        spread = attention_spread(weights)
+        return (
+            f"Attention map of {self.title}, {name}: the average query spreads over {spread.positions:.1f} of"
+            f" {weights.shape[-1]} positions, {percent(spread.nearby)} of its weight within {NEAR} of itself"
+        )
+
+
+def series_over_seeds(name: str, runs: Sequence[Points], width: int = 1) -> Series:
+    """The mean over seeds, and the band between the least and the most; ``width`` points are averaged into one."""
+    by_step = [dict(run) for run in runs]
+    steps = sorted(set.intersection(*map(set, by_step)))
+    values = [[run[step] for run in by_step] for step in steps]
+
+    def over_seeds(reduce: Callable[[Sequence[float]], float]) -> Points:
+        return smoothed(list(zip(steps, map(reduce, values), strict=True)), width)
+
+    means = over_seeds(lambda y: sum(y) / len(y))
+    if len(runs) == 1:
+        return Series(name, means)
+    bounds = zip(over_seeds(min), over_seeds(max), strict=True)
+    return Series(name, means, [(x, low, high) for (x, low), (_, high) in bounds])
+
+
+def smoothed(points: Points, width: int) -> Points:
+    """Means of ``width`` neighbouring points; unchanged where there are few."""
+    if width < 2 or len(points) < 2 * width:
+        return points
+    parts = [points[first:last] for first, last in pairwise([*range(0, len(points), width), len(points)])]
+    return [(sum(x for x, _ in part) / len(part), sum(y for _, y in part) / len(part)) for part in parts]
 
 
 def line_chart(series: Sequence[Series], *, x_label: str, y_label: str, alt: str) -> Markup:
-    """Curves over a common axis, with a legend below; colours and dashes both tell them apart."""
+    """Curves over a common axis with a legend below; colours and dashes both distinguish them."""
     xs = [x for curve in series for x, _ in curve.points]
     ys = [y for curve in series for _, y in curve.points]
     ys += [y for curve in series for _, low, high in curve.band for y in (low, high)]
     if not xs:
         raise ValueError("a line chart needs at least one point")
     x_ticks, y_ticks = _ticks(min(xs), max(xs)), _ticks(min(ys), max(ys))
-    to_x = _scale(min(x_ticks[0], min(xs)), max(x_ticks[-1], max(xs)), _LEFT, _WIDTH - _RIGHT)
-    to_y = _scale(y_ticks[0], y_ticks[-1], _HEIGHT - _BOTTOM, _TOP)
-    parts = [_axes(x_ticks, y_ticks, to_x, to_y, x_label, y_label)]
-    for number, curve in enumerate(series):
-        if curve.band:
-            upper = " ".join(f"{to_x(x):.1f},{to_y(high):.1f}" for x, _, high in curve.band)
-            lower = " ".join(f"{to_x(x):.1f},{to_y(low):.1f}" for x, low, _ in reversed(curve.band))
-            parts.append(f'<polygon class="band" fill="{_colour(number)}" points="{upper} {lower}"/>')
-        line = " ".join(f"{to_x(x):.1f},{to_y(y):.1f}" for x, y in curve.points)
-        parts.append(f'<polyline class="curve" {_stroke(number)} points="{line}"/>')
-        if len(curve.points) == 1:
-            x, y = curve.points[0]
-            parts.append(f'<circle cx="{to_x(x):.1f}" cy="{to_y(y):.1f}" r="3" fill="{_colour(number)}"/>')
-    return Markup(_svg(_HEIGHT, alt, parts) + _legend([curve.name for curve in series]))
+    to_x = _scale(min(x_ticks[0], min(xs)), max(x_ticks[-1], max(xs)), _LEFT, _RIGHT_EDGE)
+    to_y = _scale(y_ticks[0], y_ticks[-1], _FLOOR, _TOP)
 
+    def path(points: Points) -> str:
+        return " ".join(f"{to_x(x):.1f},{to_y(y):.1f}" for x, y in points)
 
-def interval_chart(bars: Sequence[Bar], *, x_label: str, alt: str, colour_from: int = 0) -> Markup:
-    """Estimates with their intervals, one below the other, against a line at zero."""
-    finite = [x for bar in bars for x in (bar.estimate, bar.low, bar.high) if abs(x) != float("inf")]
-    ticks = _ticks(min([0.0, *finite]), max([0.0, *finite]))
-    to_x = _scale(ticks[0], ticks[-1], 16, _WIDTH - 16)
-    row = 44
-    height = row * len(bars) + _BOTTOM + 6
-    bottom = height - _BOTTOM
-    zero = to_x(0.0)
-    parts = [f'<line class="grid-line" x1="{to_x(t):.1f}" x2="{to_x(t):.1f}" y1="4" y2="{bottom}"/>' for t in ticks]
-    parts.append(f'<line x1="{zero:.1f}" x2="{zero:.1f}" y1="4" y2="{bottom}" stroke="currentColor"/>')
-    parts += [
-        f'<text class="tick" x="{to_x(t):.1f}" y="{bottom + 16}" text-anchor="middle">{_number(t)}</text>'
-        for t in ticks
-    ]
-    parts.append(f'<text x="{_WIDTH / 2}" y="{height - 6}" text-anchor="middle">{escape(x_label)}</text>')
-    for number, bar in enumerate(bars):
-        y = 32 + row * number
-        low, high = (min(max(x, ticks[0]), ticks[-1]) for x in (bar.low, bar.high))
-        colour = _colour(number + colour_from)
-        parts.append(f'<text class="on-lines" x="16" y="{y - 12}">{escape(bar.name)}</text>')
-        parts.append(
-            f'<line x1="{to_x(low):.1f}" x2="{to_x(high):.1f}" y1="{y}" y2="{y}" stroke="{colour}" stroke-width="4"'
-            f' stroke-linecap="round"/>'
-        )
-        parts.append(f'<circle cx="{to_x(bar.estimate):.1f}" cy="{y}" r="6" fill="{colour}"/>')
-    return Markup(_svg(height, alt, parts))
-
-
-def _svg(height: float, alt: str, parts: Sequence[str]) -> str:
-    inner = "\n".join(parts)
-    return (
-        f'<svg viewBox="0 0 {_WIDTH} {height:.0f}" role="img" aria-label="{escape(alt)}">\n'
-        f"<title>{escape(alt)}</title>\n{inner}\n</svg>"
-    )
-
-
-def _axes(
-    x_ticks: Sequence[float],
-    y_ticks: Sequence[float],
-    to_x: Callable[[float], float],
-    to_y: Callable[[float], float],
-    x_label: str,
-    y_label: str,
-) -> str:
-    bottom, right = _HEIGHT - _BOTTOM, _WIDTH - _RIGHT
     parts = []
     for tick in y_ticks:
         y = to_y(tick)
-        parts.append(f'<line class="grid-line" x1="{_LEFT}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        parts.append(f'<text class="tick" x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{_number(tick)}</text>')
+        parts.append(_element("line", class_="grid-line", x1=_LEFT, x2=_RIGHT_EDGE, y1=y, y2=y))
+        parts.append(_text(_LEFT - 6, y + 4, _number(tick), class_="tick", text_anchor="end"))
     for tick in x_ticks:
-        anchor = "end" if to_x(tick) > right - 10 else "middle"
-        parts.append(
-            f'<text class="tick" x="{to_x(tick):.1f}" y="{bottom + 16}" text-anchor="{anchor}">{_number(tick)}</text>'
+        anchor = "end" if to_x(tick) > _RIGHT_EDGE - 10 else "middle"
+        parts.append(_text(to_x(tick), _FLOOR + 16, _number(tick), class_="tick", text_anchor=anchor))
+    middle = (_TOP + _FLOOR) / 2
+    parts += [
+        _element("line", class_="axis", x1=_LEFT, x2=_RIGHT_EDGE, y1=_FLOOR, y2=_FLOOR),
+        _text((_LEFT + _RIGHT_EDGE) / 2, _HEIGHT - 6, x_label, text_anchor="middle"),
+        _text(12, middle, y_label, text_anchor="middle", transform=f"rotate(-90 12 {middle:.0f})"),
+    ]
+    for number, curve in enumerate(series):
+        if curve.band:
+            upper = [(x, high) for x, _, high in curve.band]
+            lower = [(x, low) for x, low, _ in reversed(curve.band)]
+            parts.append(_element("polygon", class_="band", fill=_colour(number), points=path([*upper, *lower])))
+        parts.append(_element("polyline", class_="curve", **_stroke(number), points=path(curve.points)))
+        if len(curve.points) == 1:
+            x, y = curve.points[0]
+            parts.append(_element("circle", cx=to_x(x), cy=to_y(y), r=3, fill=_colour(number)))
+    return _svg(_HEIGHT, alt, parts) + _legend([curve.name for curve in series])
+
+
+def interval_chart(
+    intervals: Sequence[tuple[str, Interval]], *, x_label: str, alt: str, first_colour: int = 0
+) -> Markup:
+    """Named estimates with their intervals, one below the other, and a line at zero."""
+    bounds = [x for _, item in intervals for x in (item.estimate, item.low, item.high) if isfinite(x)]
+    ticks = _ticks(min([0.0, *bounds]), max([0.0, *bounds]))
+    to_x = _scale(ticks[0], ticks[-1], 16, _WIDTH - 16)
+    row = 44
+    bottom = row * len(intervals) + 6
+    height = bottom + _BOTTOM
+    parts = [_element("line", class_="grid-line", x1=to_x(t), x2=to_x(t), y1=4, y2=bottom) for t in ticks]
+    parts.append(_element("line", x1=to_x(0.0), x2=to_x(0.0), y1=4, y2=bottom, stroke="currentColor"))
+    parts += [_text(to_x(t), bottom + 16, _number(t), class_="tick", text_anchor="middle") for t in ticks]
+    parts.append(_text(_WIDTH / 2, height - 6, x_label, text_anchor="middle"))
+    for number, (name, item) in enumerate(intervals):
+        y = 32 + row * number
+        low, high = (to_x(min(max(x, ticks[0]), ticks[-1])) for x in (item.low, item.high))
+        colour = _colour(number + first_colour)
+        parts += [
+            _text(16, y - 12, name, class_="on-lines"),
+            _element("line", x1=low, x2=high, y1=y, y2=y, stroke=colour, stroke_width=4, stroke_linecap="round"),
+            _element("circle", cx=to_x(item.estimate), cy=y, r=6, fill=colour),
+        ]
+    return _svg(height, alt, parts)
+
+
+def _element(tag: str, content: str = "", **attributes: str | float) -> Markup:
+    """An SVG element; ``text_anchor`` stands for the attribute ``text-anchor``, ``class_`` for ``class``."""
+    texts = (
+        Markup(' {}="{}"').format(
+            name.rstrip("_").replace("_", "-"), f"{value:.1f}" if isinstance(value, float) else value
         )
-    parts.append(f'<line class="axis" x1="{_LEFT}" x2="{right}" y1="{bottom}" y2="{bottom}"/>')
-    parts.append(f'<text x="{(_LEFT + right) / 2:.0f}" y="{_HEIGHT - 6}" text-anchor="middle">{escape(x_label)}</text>')
-    middle = (_TOP + bottom) / 2
-    turned = f'text-anchor="middle" transform="rotate(-90 12 {middle:.0f})"'
-    parts.append(f'<text x="12" y="{middle:.0f}" {turned}>{escape(y_label)}</text>')
-    return "\n".join(parts)
-
-
-def _legend(names: Sequence[str]) -> str:
-    items = "\n".join(
-        f'<li><svg viewBox="0 0 28 12" aria-hidden="true"><line x1="1" x2="27" y1="6" y2="6" {_stroke(number)}'
-        f' stroke-width="3"/></svg>{escape(name)}</li>'
-        for number, name in enumerate(names)
+        for name, value in attributes.items()
     )
-    return f'\n<ul class="legend">\n{items}\n</ul>'
+    opening = Markup("<{}{}").format(tag, html.join(texts, ""))
+    return Markup("{}>{}</{}>").format(opening, content, tag) if content else opening + Markup("/>")
+
+
+def _text(x: float, y: float, text: str, **attributes: str) -> Markup:
+    return _element("text", text, x=x, y=y, **attributes)
+
+
+def _svg(height: float, alt: str, parts: Sequence[Markup]) -> Markup:
+    content = html.join([_element("title", alt), *parts])
+    return _element("svg", content, viewBox=f"0 0 {_WIDTH} {height:.0f}", role="img", aria_label=alt)
+
+
+def _legend(names: Sequence[str]) -> Markup:
+    items = []
+    for number, name in enumerate(names):
+        line = _element("line", x1=1, x2=27, y1=6, y2=6, **_stroke(number), stroke_width=3)
+        key = _element("svg", line, viewBox="0 0 28 12", aria_hidden="true")
+        items.append(Markup("<li>{}{}</li>").format(key, name))
+    return Markup('\n<ul class="legend">\n{}\n</ul>').format(html.join(items))
 
 
 def _colour(number: int) -> str:
     return f"var(--series-{number % _COLOURS + 1})"
 
 
-def _stroke(number: int) -> str:
+def _stroke(number: int) -> dict[str, str]:
     dash = _DASHES[number % len(_DASHES)]
-    return f'stroke="{_colour(number)}"' + (f' stroke-dasharray="{dash}"' if dash else "")
+    return {"stroke": _colour(number)} | ({"stroke_dasharray": dash} if dash else {})
 
 
 def _scale(low: float, high: float, start: float, end: float) -> Callable[[float], float]:
@@ -166,12 +245,3 @@ def _ticks(low: float, high: float, wanted: int = 5) -> list[float]:
 def _number(value: float) -> str:
     text = f"{value:,.6g}" if abs(value) < 1e4 else f"{value / 1000:,.6g}k"
     return text.replace("-", "−")
-
-
-def smoothed(points: Sequence[tuple[float, float]], width: int) -> list[tuple[float, float]]:
-    """Means of ``width`` neighbouring points, for a noisy curve; as they are where there are few."""
-    if width < 2 or len(points) < 2 * width:
-        return list(points)
-    bounds = [*range(0, len(points), width), len(points)]
-    parts = [points[first:last] for first, last in pairwise(bounds)]
-    return [(sum(x for x, _ in part) / len(part), sum(y for _, y in part) / len(part)) for part in parts]

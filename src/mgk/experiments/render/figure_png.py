@@ -1,17 +1,19 @@
-"""Figures as pictures in files, for documents; the page draws its own."""
+"""Figures as PNG files, for documents."""
 
 import io
 from math import ceil
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
-from mgk.experiments.render.figures import Figure, Lines, Maps
+from mgk.analysis.attention_maps import draw_maps
+from mgk.experiments.render.charts import Lines, Maps
+from mgk.experiments.render.figures import Figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _COLUMNS = 2
-_TITLE_WIDTH = 50  # letters that a panel has room for
+_TITLE_WIDTH = 50  # characters that fit above a panel
 _COLOURS = ("#3b4754", "#0969da", "#bc4c00", "#1a7f37", "#8250df", "#bf3989")
 _DASHES = ("-", "--", ":", "-.", (0, (5, 1)), (0, (1, 1)))
 
@@ -28,20 +30,16 @@ def draw(figure: Figure) -> bytes:
     canvas = Canvas(figsize=(8.0, sum(heights)), layout="constrained")
     parts = list(canvas.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0])
     if maps:
-        _draw_maps(parts.pop(0), maps)
+        _draw_all_maps(parts.pop(0), maps)
     if lines:
-        _draw_all_lines(parts.pop(0), lines, rows)
+        axes = parts.pop(0).subplots(rows, _COLUMNS, squeeze=False).flat
+        for place, panel in zip(axes, lines, strict=False):
+            _draw_lines(place, panel)
+        for place in axes[len(lines) :]:
+            place.set_axis_off()
     buffer = io.BytesIO()
     canvas.savefig(buffer, format="png", dpi=110, metadata={"Software": None})
     return buffer.getvalue()
-
-
-def _draw_all_lines(part: Any, lines: list[Lines], rows: int) -> None:
-    axes = part.subplots(rows, _COLUMNS, squeeze=False)
-    for number, panel in enumerate(lines):
-        _draw_lines(axes[number // _COLUMNS][number % _COLUMNS], panel)
-    for number in range(len(lines), rows * _COLUMNS):
-        axes[number // _COLUMNS][number % _COLUMNS].set_axis_off()
 
 
 def _draw_lines(axes: "Axes", panel: Lines) -> None:
@@ -59,15 +57,9 @@ def _draw_lines(axes: "Axes", panel: Lines) -> None:
     axes.legend(fontsize=7)
 
 
-def _draw_maps(part: Any, maps: list[Maps]) -> None:
-    """A block a model, side by side, as wide as it has heads."""
+def _draw_all_maps(part: Any, maps: list[Maps]) -> None:
+    """A block per model, side by side, as wide as it has heads."""
     blocks = part.subfigures(1, len(maps), width_ratios=[len(panel.maps.heads) for panel in maps], squeeze=False)[0]
     for block, panel in zip(blocks, maps, strict=True):
-        layers, heads = panel.maps.weights.shape[:2]
-        axes = block.subplots(layers, heads, squeeze=False)
-        for layer in range(layers):
-            for head in range(heads):
-                place = axes[layer][head]
-                place.imshow(panel.maps.weights[layer, head], cmap="viridis", vmin=0.0, interpolation="nearest")
-                place.set(xticks=[], yticks=[])
+        draw_maps(block, panel.maps, has_labels=False)
         block.suptitle(panel.title, fontsize=9)

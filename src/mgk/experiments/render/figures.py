@@ -1,105 +1,41 @@
-"""The paper's figures as data, from what was measured: curves, rank histograms, maps, costs. Free of torch.
+"""The paper's figures as data, from results: curves, rank histograms, maps, costs. Does not import torch.
 
-The page draws them in its own colours, ``mgk.experiments.render.figure_png`` as pictures.
+The page draws them in its own colours, :mod:`mgk.experiments.render.figure_png` as PNG files.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from mgk.analysis import cost_model
-from mgk.analysis.attention_maps import NEAR, AttentionMaps, Reach, reach
 from mgk.analysis.formula import Quantity
-from mgk.experiments.compare.page import series_over_seeds
 from mgk.experiments.evidence.claims import TECHNIQUES
-from mgk.experiments.evidence.decision_rules import Findings
-from mgk.experiments.evidence.effects import Measured
+from mgk.experiments.evidence.effects import ExperimentResults
 from mgk.experiments.model_analysis import ModelAnalysis
 from mgk.experiments.model_spec import HALVED, ModelSpec, sizes_of_paper
-from mgk.experiments.render.charts import Series
-from mgk.experiments.render.numbers import percent
+from mgk.experiments.render.charts import Lines, Maps, Points, Series, series_over_seeds
 from mgk.experiments.reproduce.registry import Experiment
-from mgk.experiments.result_store import Curve, TrialResult
+from mgk.experiments.result_store import TrialResult
+from mgk.variants import VARIANTS
 
 _BINS = 20
 # Points of a training curve that are averaged into one.
 _SMOOTHING = 3
-
-
-@dataclass(frozen=True, kw_only=True)
-class Lines:
-    """Curves over one axis.
-
-    Attributes:
-        title: of the panel.
-        x_label: below.
-        y_label: at the side.
-        series: the curves.
-        formulas: that the points were computed by, of costs.
-    """
-
-    title: str
-    x_label: str
-    y_label: str
-    series: tuple[Series, ...]
-    formulas: tuple[str, ...] = ()
-
-    @property
-    def description(self) -> str:
-        """In words, for those who do not see it."""
-        return f"{self.title}, {self.y_label} over {self.x_label}: {'; '.join(map(_course, self.series))}."
-
-
-@dataclass(frozen=True, kw_only=True)
-class Maps:
-    """Attention maps of one model: a row a layer, a column a head."""
-
-    title: str
-    maps: AttentionMaps
-
-    def describe(self, layer: int, head: int) -> str:
-        """One map in words, by its place."""
-        found = self._reach(layer, head)
-        return (
-            f"{self.maps.title(layer, head)}: the average query spreads over {found.positions:.1f} of"
-            f" {self.maps.weights.shape[-1]} positions, {percent(found.nearby)} of its weight within {NEAR} of itself"
-        )
-
-    @property
-    def description(self) -> str:
-        """All maps in words, for those who do not see them."""
-        layers, heads, _, positions = self.maps.weights.shape
-        parts = [
-            f"{self._reach(layer, head).positions:.1f} in {self.maps.title(layer, head)}"
-            for layer in range(layers)
-            for head in range(heads)
-        ]
-        spread = f"of {positions} positions the average query spreads over {', '.join(parts)}"
-        return f"Attention maps of {self.title}: {spread}."
-
-    def _reach(self, layer: int, head: int) -> Reach:
-        weights = self.maps.weights[layer, head]
-        return reach(weights / weights.sum(-1, keepdims=True).clip(1e-9))
-
+_COSTS = (
+    "By formula, at the paper's sizes: Retrieval, a pair of documents of 4,000 bytes, 2 layers of width 64, heads of"
+    " width 32, M = 2. A multiply-add is 2 FLOPs."
+)
 
 Panel = Lines | Maps
+_CaptionAndPanels = tuple[str, list[Panel]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """One figure.
-
-    Attributes:
-        id: of the experiment.
-        title: of it.
-        preset: of the trials.
-        caption: what is seen and where it comes from.
-        panels: side by side.
-        command: that makes it.
-    """
+    """One figure: its experiment's id and title, and the preset, caption, panels and command."""
 
     id: str
     title: str
@@ -109,237 +45,142 @@ class Figure:
     command: str
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON data; maps by their titles alone, as they lie in files of their own."""
+        """JSON data; maps by their titles alone, as they are stored with the model analyses."""
         panels = [asdict(panel) if isinstance(panel, Lines) else {"maps": panel.title} for panel in self.panels]
         return {"format": 1, **asdict(self), "panels": panels}
 
 
-def make_figure(experiment: Experiment, findings: Findings) -> Figure | None:
-    """The figure of an experiment from what was found; None where something is missing for it."""
-    caption, made = _MAKERS[experiment.id](experiment, findings)
-    panels = [panel for panel in made if isinstance(panel, Maps) or panel.series]
+def make_figure(experiment: Experiment, results: ExperimentResults) -> Figure | None:
+    """The figure of an experiment; None where results are missing for it."""
+    caption, panels = _MAKERS[experiment.id](experiment, results)
+    panels = [panel for panel in panels if isinstance(panel, Maps) or panel.series]
     if not panels:
         return None
     return Figure(
         id=experiment.id,
         title=experiment.title,
-        preset=findings.preset,
+        preset=results.preset,
         caption=caption,
         panels=tuple(panels),
-        command=experiment.command(findings.preset),
+        command=experiment.command(results.preset),
     )
 
 
-def _course(curve: Series) -> str:
-    """Where a curve begins and ends, and its peak where that is between the two."""
-    first, last = curve.points[0], curve.points[-1]
-    peak = max(curve.points, key=lambda point: point[1])
-    between = [peak] if peak[1] > max(first[1], last[1]) else []
-    path = [f"{y:,.4g} at {x:,.6g}" for x, y in (first, *between, last)]
-    return f"{curve.name} goes from {' to '.join(path)}"
-
-
-_Made = tuple[str, list[Panel]]
-
-
-def _training_curves(experiment: Experiment, findings: Findings) -> _Made:
-    """Figure 1: loss above accuracy, a family on the left and one on the right."""
-    (task,) = experiment.tasks_at(findings.preset)
-    above: list[Panel] = []
-    below: list[Panel] = []
-    for name, models in _families(experiment, findings.preset):
-        found = _found(findings.measured, task, models)
-        if not found:
-            continue
-        label = next(iter(found.values()))[0].data.label
-        looked_at = next(iter(found.values()))[0].recipe.evaluation.split
-        losses = [
-            series_over_seeds(model.title, [record.losses for record in records], _SMOOTHING)
-            for model, records in found.items()
-        ]
-        values = [
-            series_over_seeds(model.title, [_in_per_cent(record) for record in records])
-            for model, records in found.items()
-        ]
-        title = f"{name}, {label}"
-        above.append(Lines(title=title, x_label="steps", y_label="training loss", series=_some(losses)))
-        below.append(Lines(title=title, x_label="steps", y_label=f"{looked_at} accuracy, %", series=_some(values)))
+def _training_curves(experiment: Experiment, results: ExperimentResults) -> _CaptionAndPanels:
+    """Figure 1: loss above accuracy, one family on the left and one on the right."""
+    losses: list[Panel] = []
+    accuracies: list[Panel] = []
+    for title, trials in _families(experiment, results):
+        split = next(iter(trials.values()))[0].recipe.evaluation.split
+        losses.append(_curves(title, "training loss", trials, lambda trial: trial.losses, _SMOOTHING))
+        accuracies.append(_curves(title, f"{split} accuracy, %", trials, _validation_percent))
     return (
-        "Training loss and accuracy while training, means over seeds; bands span the seeds. The paper looks at the test"
-        " split here; we look at it only at the end, and at the validation split on the way.",
-        above + below,
+        "Training loss and accuracy during training, means over seeds; bands span the seeds. The paper shows the test"
+        " split here; we evaluate it once, at the end, and the validation split during training.",
+        losses + accuracies,
     )
 
 
-def _perplexity_curves(experiment: Experiment, findings: Findings) -> _Made:
+def _perplexity_curves(experiment: Experiment, results: ExperimentResults) -> _CaptionAndPanels:
     """Figure 4."""
-    (task,) = experiment.tasks_at(findings.preset)
-    panels: list[Panel] = []
-    for name, models in _families(experiment, findings.preset):
-        found = _found(findings.measured, task, models)
-        if found:
-            label = next(iter(found.values()))[0].data.label
-            series = [
-                series_over_seeds(model.title, [_settled(record) for record in records])
-                for model, records in found.items()
-            ]
-            panels.append(
-                Lines(title=f"{name}, {label}", x_label="steps", y_label="validation perplexity", series=_some(series))
-            )
-    caption = "Validation perplexity by segments while training, means over seeds; bands span the seeds."
-    return f"{caption} The first tenth of training, which would dwarf the rest, is left out.", panels
+    panels: list[Panel] = [
+        _curves(title, "validation perplexity", trials, _after_warmup)
+        for title, trials in _families(experiment, results)
+    ]
+    caption = "Validation perplexity by segments during training, means over seeds; bands span the seeds."
+    return f"{caption} The first tenth of training, with far higher values, is left out.", panels
 
 
-def _maps_and_ranks(experiment: Experiment, findings: Findings) -> _Made:
+def _families(
+    experiment: Experiment, results: ExperimentResults
+) -> list[tuple[str, dict[ModelSpec, list[TrialResult]]]]:
+    """The trials of the softmax and of the linear family with a title each, where there are any."""
+    (task,) = experiment.tasks_at(results.preset)
+    families = []
+    for name, is_linear in (("softmax and mgk", False), ("linear and mlk", True)):
+        models = [m for m in experiment.models_at(results.preset) if VARIANTS[m.attention].is_linear == is_linear]
+        trials = {model: found for model in models if (found := results.trials(task, model))}
+        if trials:
+            families.append((f"{name}, {next(iter(trials.values()))[0].data.label}", trials))
+    return families
+
+
+def _curves(
+    title: str,
+    y_label: str,
+    trials: Mapping[ModelSpec, Sequence[TrialResult]],
+    curve: Callable[[TrialResult], Points],
+    smoothing: int = 1,
+) -> Lines:
+    series = [series_over_seeds(model.title, list(map(curve, group)), smoothing) for model, group in trials.items()]
+    return Lines(title=title, x_label="steps", y_label=y_label, series=tuple(one for one in series if one.points))
+
+
+def _validation_percent(trial: TrialResult) -> Points:
+    return [(step, 100 * value) for step, value in trial.validation]
+
+
+def _after_warmup(trial: TrialResult) -> Points:
+    start = trial.recipe.training.max_steps / 10
+    return [(step, value) for step, value in trial.validation if step > start] or trial.validation
+
+
+def _maps_and_ranks(experiment: Experiment, results: ExperimentResults) -> _CaptionAndPanels:
     """Figure 2: maps on the left, ranks on the right."""
-    seen = _seen(experiment, findings)
-    caption, maps = _only_maps(experiment, findings)
-    _, ranks = _only_ranks(experiment, findings)
-    if not seen:
-        return caption, []
-    return f"{caption} {_rank_caption(seen)}", [*maps, *ranks]
+    maps_caption, maps = _maps(experiment, results)
+    ranks_caption, ranks = _rank_histograms(experiment, results)
+    return f"{maps_caption} {ranks_caption}", [*maps, *ranks]
 
 
-def _only_maps(experiment: Experiment, findings: Findings) -> _Made:
+def _maps(experiment: Experiment, results: ExperimentResults) -> _CaptionAndPanels:
     """Figures 5 and 8."""
-    seen = _seen(experiment, findings)
-    panels: list[Panel] = [Maps(title=model.title, maps=inside.maps) for model, inside in seen.items()]
-    tokens = next((inside.tokens for inside in seen.values()), 0)
+    analyses = _first_seed(experiment, results)
+    panels: list[Panel] = [Maps(title=model.title, maps=analysis.maps) for model, analysis in analyses.items()]
+    tokens = next((analysis.tokens for analysis in analyses.values()), 0)
     return (
-        f"Attention maps of one test example of {tokens:,} tokens, averaged down; a row a layer, a column a head. A"
-        " row of a map is a query, a column a key; lighter is more, each map to its own largest weight.",
+        f"Attention maps of one test example of {tokens:,} tokens, averaged down; a row per layer, a column per head. A"
+        " row of a map is a query, a column a key; lighter is more, each map scaled to its own largest weight.",
         panels,
     )
 
 
-def _only_ranks(experiment: Experiment, findings: Findings) -> _Made:
-    """Figure 6: histograms of the first layer and of the fifth, or the last where there are fewer."""
-    seen = _seen(experiment, findings)
-    if not seen:
+def _rank_histograms(experiment: Experiment, results: ExperimentResults) -> _CaptionAndPanels:
+    """Figure 6: the first layer and the fifth, or the last where there are fewer; Figure 2: all layers."""
+    analyses = _first_seed(experiment, results)
+    if not analyses:
         return "", []
-    layers = min(len(inside.ranks) for inside in seen.values())
+    layers = min(len(analysis.ranks) for analysis in analyses.values())
     chosen = range(layers) if experiment.id == "fig2" else sorted({0, min(4, layers - 1)})
     panels: list[Panel] = []
     for layer in chosen:
-        values = {model.title: inside.ranks[layer].ranks for model, inside in seen.items()}
-        low, high = min(map(min, values.values())), max(map(max, values.values()))
+        ranks = {model.title: analysis.ranks[layer].ranks for model, analysis in analyses.items()}
+        low, high = min(map(min, ranks.values())), max(map(max, ranks.values()))
         edges = np.linspace(low - 0.5, high + 0.5, min(_BINS, high - low + 1) + 1)
-        series = tuple(Series(name, _steps(ranks, edges)) for name, ranks in values.items())
-        panels.append(
-            Lines(title=f"Ranks in layer {layer + 1}", x_label="rank", y_label="share of matrices", series=series)
-        )
-    return _rank_caption(seen), panels
-
-
-def _rank_caption(seen: Mapping[ModelSpec, ModelAnalysis]) -> str:
-    counts = sorted({len(inside.ranks[0].ranks) for inside in seen.values()})
-    parts = []
-    for model, inside in seen.items():
-        means = ", ".join(f"{np.mean(layer.ranks):.1f} ({np.mean(layer.effective):.1f})" for layer in inside.ranks)
-        parts.append(f"{model.title}: {means}")
+        series = tuple(Series(name, _histogram(values, edges)) for name, values in ranks.items())
+        title = f"Ranks in layer {layer + 1}"
+        panels.append(Lines(title=title, x_label="rank", y_label="share of matrices", series=series))
+    counts = sorted({len(analysis.ranks[0].ranks) for analysis in analyses.values()})
+    means = []
+    for model, analysis in analyses.items():
+        by_layer = (f"{np.mean(layer.ranks):.1f} ({np.mean(layer.effective):.1f})" for layer in analysis.ranks)
+        means.append(f"{model.title}: {', '.join(by_layer)}")
     return (
-        f"Ranks of {' or '.join(f'{count:,}' for count in counts)} attention matrices of each layer, of examples that"
-        " no model was trained on, by singular values of 10⁻⁶ and more. Mean rank, and effective rank in brackets, by"
-        f" layer: {'; '.join(parts)}."
+        f"Ranks of {' or '.join(f'{count:,}' for count in counts)} attention matrices of each layer, on examples that"
+        " no model was trained on, by singular values of 10⁻⁶ and more. Mean rank, and effective rank in parentheses,"
+        f" by layer: {'; '.join(means)}.",
+        panels,
     )
 
 
-def _heads_and_costs(experiment: Experiment, findings: Findings) -> _Made:
-    """Figure 3: both families, as Eq. 9 is written and with shifted keys sharing their product."""
-    panels: list[Panel] = []
-    for single, mixtures in (("softmax", ("mgk", "smgk")), ("linear", ("mlk", "smlk"))):
-        for what, count in (("FLOPs", cost_model.forward_flops), ("parameters", cost_model.model_parameters)):
-            quantities: dict[str, list[tuple[int, Quantity]]] = {}
-            for heads in reversed(HALVED):
-                quantities.setdefault(single, []).append(
-                    (2 * heads, count(sizes_of_paper(ModelSpec(single, 2 * heads))))
-                )
-                for name in mixtures:
-                    entry = (2 * heads, count(sizes_of_paper(ModelSpec(name, heads))))
-                    quantities.setdefault(f"{name}, half the heads", []).append(entry)
-                if (single, what) == ("softmax", "FLOPs"):
-                    entry = (2 * heads, count(sizes_of_paper(ModelSpec("smgk", heads), formulation="plain")))
-                    quantities.setdefault("smgk as Eq. 9 is written, half the heads", []).append(entry)
-            panels.append(_costs(f"{single} and its mixtures", "heads of the baseline", what, quantities))
-    return f"{_COSTS} Mixtures have half the heads that the axis says.", panels
+def _first_seed(experiment: Experiment, results: ExperimentResults) -> dict[ModelSpec, ModelAnalysis]:
+    """The first analysis of every model of the experiment; nothing where one is missing."""
+    (task,) = experiment.tasks_at(results.preset)
+    models = experiment.models_at(results.preset)
+    analyses = {model: found[0] for model in models if (found := results.analyses(task, model))}
+    return analyses if len(analyses) == len(models) else {}
 
 
-def _techniques(experiment: Experiment, findings: Findings) -> _Made:
-    """Figure 7."""
-    panels: list[Panel] = []
-    for what, count in (
-        ("FLOPs", cost_model.forward_flops),
-        ("FLOPs of training", cost_model.training_flops),
-        ("parameters", cost_model.model_parameters),
-    ):
-        quantities = {
-            name: [
-                (heads, count(sizes_of_paper(ModelSpec(name.partition(" ")[0], heads, **options))))
-                for heads in reversed(HALVED)
-            ]
-            for name, options in TECHNIQUES.items()
-        }
-        panels.append(_costs("inference and learning", "heads", what, quantities))
-    return f"{_COSTS} Soft-E is setting B, whose M-step counts cost in training only.", panels
-
-
-_COSTS = (
-    "By formula, at the paper's sizes: Retrieval, a pair of documents of 4,000 bytes, 2 layers of width 64, heads of"
-    " width 32, M = 2. A multiply-add is 2 FLOPs."
-)
-
-
-def _costs(title: str, x_label: str, what: str, quantities: Mapping[str, Sequence[tuple[int, Quantity]]]) -> Lines:
-    factor, unit = (1e9, "billion") if "FLOPs" in what else (1e3, "thousand")
-    series = tuple(Series(name, [(h, q.value / factor) for h, q in points]) for name, points in quantities.items())
-    formulas = tuple(f"{name}\n{points[-1][1].explain()}" for name, points in quantities.items())
-    return Lines(title=title, x_label=x_label, y_label=f"{unit} {what}", series=series, formulas=formulas)
-
-
-_MAKERS: Mapping[str, Callable[[Experiment, Findings], _Made]] = {
-    "fig1": _training_curves,
-    "fig2": _maps_and_ranks,
-    "fig3": _heads_and_costs,
-    "fig4": _perplexity_curves,
-    "fig5": _only_maps,
-    "fig6": _only_ranks,
-    "fig7": _techniques,
-    "fig8": _only_maps,
-}
-
-
-def _families(experiment: Experiment, preset: str) -> list[tuple[str, list[ModelSpec]]]:
-    models = experiment.models_at(preset)
-    linear = [model for model in models if model.attention in ("linear", "mlk", "smlk")]
-    return [("softmax and mgk", [model for model in models if model not in linear]), ("linear and mlk", linear)]
-
-
-def _found(measured: Measured, task: str, models: Sequence[ModelSpec]) -> dict[ModelSpec, list[TrialResult]]:
-    return {model: records for model in models if (records := measured.of(task, model))}
-
-
-def _seen(experiment: Experiment, findings: Findings) -> dict[ModelSpec, ModelAnalysis]:
-    """All models of the experiment, of their first seed, or nothing."""
-    (task,) = experiment.tasks_at(findings.preset)
-    models = experiment.models_at(findings.preset)
-    seen = {model: inside[0] for model in models if (inside := findings.inside.get((task, model)))}
-    return seen if len(seen) == len(models) else {}
-
-
-def _some(series: Sequence[Series]) -> tuple[Series, ...]:
-    return tuple(curve for curve in series if curve.points)
-
-
-def _in_per_cent(record: TrialResult) -> Curve:
-    return tuple((step, 100 * value) for step, value in record.validation)
-
-
-def _settled(record: TrialResult) -> Curve:
-    start = record.recipe.training.max_steps / 10
-    return tuple((step, value) for step, value in record.validation if step > start) or record.validation
-
-
-def _steps(ranks: Sequence[int], edges: "np.ndarray[Any, Any]") -> list[tuple[float, float]]:
+def _histogram(ranks: Sequence[int], edges: "np.ndarray[Any, Any]") -> Points:
     """A histogram as the outline of its bars."""
     shares = np.histogram(ranks, edges)[0] / len(ranks)
     corners = chain.from_iterable(
@@ -347,3 +188,54 @@ def _steps(ranks: Sequence[int], edges: "np.ndarray[Any, Any]") -> list[tuple[fl
         for left, right, share in zip(edges[:-1], edges[1:], shares, strict=True)
     )
     return [(float(edges[0]), 0.0), *corners, (float(edges[-1]), 0.0)]
+
+
+def _costs_of_heads(experiment: Experiment, results: ExperimentResults) -> _CaptionAndPanels:
+    """Figure 3: both families; smgk also unfused, with a product per component as in Eq. 9."""
+    panels: list[Panel] = []
+    for family, mixtures in (("softmax", ("mgk", "smgk")), ("linear", ("mlk", "smlk"))):
+        for what, count in (("FLOPs", cost_model.forward_flops), ("parameters", cost_model.model_parameters)):
+            curves: dict[str, list[tuple[int, Quantity]]] = {}
+            for heads in reversed(HALVED):
+                half = {f"{name}, half the heads": sizes_of_paper(ModelSpec(name, heads)) for name in mixtures}
+                if (family, what) == ("softmax", "FLOPs"):
+                    half["smgk unfused, half the heads"] = sizes_of_paper(ModelSpec("smgk", heads), fused=False)
+                for name, sizes in {family: sizes_of_paper(ModelSpec(family, 2 * heads)), **half}.items():
+                    curves.setdefault(name, []).append((2 * heads, count(sizes)))
+            panels.append(_costs(f"{family} and its mixtures", "heads of the baseline", what, curves))
+    return f"{_COSTS} Mixtures have half the heads of the axis.", panels
+
+
+def _costs_of_techniques(experiment: Experiment, results: ExperimentResults) -> _CaptionAndPanels:
+    """Figure 7."""
+    panels: list[Panel] = []
+    for what, count in (
+        ("FLOPs", cost_model.forward_flops),
+        ("FLOPs of training", cost_model.training_flops),
+        ("parameters", cost_model.model_parameters),
+    ):
+        curves = {
+            name: [(heads, count(sizes_of_paper(replace(model, heads=heads)))) for heads in reversed(HALVED)]
+            for name, model in TECHNIQUES.items()
+        }
+        panels.append(_costs("inference and learning", "heads", what, curves))
+    return f"{_COSTS} Soft-E is setting B, whose M-step counts cost in training only.", panels
+
+
+def _costs(title: str, x_label: str, what: str, curves: Mapping[str, Sequence[tuple[int, Quantity]]]) -> Lines:
+    factor, unit = (1e9, "billion") if "FLOPs" in what else (1e3, "thousand")
+    series = tuple(Series(name, [(h, q.value / factor) for h, q in points]) for name, points in curves.items())
+    formulas = tuple(f"{name}\n{points[-1][1].explain()}" for name, points in curves.items())
+    return Lines(title=title, x_label=x_label, y_label=f"{unit} {what}", series=series, formulas=formulas)
+
+
+_MAKERS: Mapping[str, Callable[[Experiment, ExperimentResults], _CaptionAndPanels]] = {
+    "fig1": _training_curves,
+    "fig2": _maps_and_ranks,
+    "fig3": _costs_of_heads,
+    "fig4": _perplexity_curves,
+    "fig5": _maps,
+    "fig6": _rank_histograms,
+    "fig7": _costs_of_techniques,
+    "fig8": _maps,
+}

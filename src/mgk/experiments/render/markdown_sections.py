@@ -1,6 +1,6 @@
-"""The generated parts of documents, so that what they say cannot drift from what was measured. Free of torch.
+"""The generated parts of documents, which always agree with the results. Does not import torch.
 
-A part stands between ``<!-- generated: NAME -->`` and ``<!-- end of generated: NAME -->``, each on a line of its own.
+A part is between ``<!-- generated: NAME -->`` and ``<!-- end of generated: NAME -->``, each on a line of its own.
 """
 
 import re
@@ -20,8 +20,8 @@ from mgk.experiments.reproduce.registry import EXPERIMENTS
 from mgk.experiments.result_store import FIGURES, TABLES
 from mgk.training.errors import RecipeError, TrainingError
 
-# Beside the document that shows them.
-PICTURES = "images/reproduction"
+# Relative to the document.
+IMAGES = "images/reproduction"
 _PART = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end of generated: \2 -->)", re.DOTALL)
 
 
@@ -30,8 +30,8 @@ def fill(text: str, outputs: Outputs, results: str) -> str:
 
     Args:
         text: of the document.
-        outputs: what was measured.
-        results: the folder, as the text calls it.
+        outputs: the tables, figures and results.
+        results: the folder of results, as the text cites it.
     """
     makers = _makers(outputs, results)
 
@@ -44,7 +44,7 @@ def fill(text: str, outputs: Outputs, results: str) -> str:
 
 
 def fill_document(path: Path, outputs: Outputs, results: str) -> list[str]:
-    """Fill a document in place and put the pictures that it shows beside it; the names of its parts."""
+    """Fill a document in place and write the images that it shows beside it; returns the names of its parts."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -58,43 +58,39 @@ def fill_document(path: Path, outputs: Outputs, results: str) -> list[str]:
     except RecipeError as error:
         raise RecipeError(f"{path}: {error}") from None
     for figure in outputs.figures.values():
-        picture = f"{PICTURES}/{figure.id}.png"
-        if picture in filled:
-            write_file(path.parent / picture, draw(figure))
+        image = f"{IMAGES}/{figure.id}.png"
+        if image in filled:
+            write_file(path.parent / image, draw(figure))
     write_file(path, filled)
     return names
 
 
 def _makers(outputs: Outputs, results: str) -> Mapping[str, Callable[[], str]]:
-    makers: dict[str, Callable[[], str]] = {
+    return {
         "claims": partial(_claims, outputs),
-        "verdicts": partial(_verdicts, outputs, results),
+        "verdicts": partial(_verdicts, outputs),
         "measured": partial(_measured, outputs),
         "summary": partial(_summary, outputs, results),
         **bench_parts(outputs.bench, results),
+        **{name: partial(_experiment, outputs, results, name) for name in EXPERIMENTS},
     }
-    for experiment in EXPERIMENTS.values():
-        make = _table if experiment.kind == "table" else _figure
-        makers[experiment.id] = partial(make, outputs, results, experiment.id)
-    return makers
 
 
 def _claims(outputs: Outputs) -> str:
-    """Every claim with its verdict and what it rests on."""
-    found = verdicts(outputs.findings)
-    parts = []
+    """Every claim with its verdict and the evidence."""
+    found = verdicts(outputs.results)
+    lines = []
     for claim in CLAIMS:
         verdict = found[claim.id]
-        lines = [f"**{claim.text}** ({claim.where}): **{verdict.word}**."]
+        lines.append(f"- **{claim.text}** ({claim.where}): **{verdict.outcome}**.")
         lines += [f"  - {item.sentence}" for item in verdict.evidence]
-        parts.append("- " + "\n".join(lines))
-    return "\n".join(parts)
+    return "\n".join(lines)
 
 
-def _verdicts(outputs: Outputs, results: str) -> str:
-    """One line a claim."""
-    found = verdicts(outputs.findings)
-    rows = [[claim.text, claim.where, f"**{found[claim.id].word}**"] for claim in CLAIMS]
+def _verdicts(outputs: Outputs) -> str:
+    """One line per claim."""
+    found = verdicts(outputs.results)
+    rows = [[claim.text, claim.where, f"**{found[claim.id].outcome}**"] for claim in CLAIMS]
     return markdown_table(["claim of the paper", "where", "measured"], rows).replace("---:", "---")
 
 
@@ -102,53 +98,47 @@ def _measured(outputs: Outputs) -> str:
     """Where and when."""
     if not outputs.records:
         return "Nothing has been measured yet."
-    made_up = " on made-up data, which say nothing about the real tasks" if _is_made_up(outputs) else ""
-    trials = f"{len(outputs.records)} trials at preset `{outputs.findings.preset}`{made_up}, measured on:"
+    is_synthetic = any(record.data.is_synthetic for record in outputs.records)
+    on = " on synthetic data, which say nothing about the real tasks" if is_synthetic else ""
+    trials = f"{len(outputs.records)} trials at preset `{outputs.results.preset}`{on}, measured on:"
     return "\n".join([trials, "", *(f"- {line}" for line in machines(outputs.records))])
 
 
-def _is_made_up(outputs: Outputs) -> bool:
-    return any(record.data.is_synthetic for record in outputs.records)
-
-
-def _table(outputs: Outputs, results: str, name: str) -> str:
-    preset = outputs.findings.preset
-    table = outputs.tables.get(name)
-    if table is None:
+def _experiment(outputs: Outputs, results: str, name: str) -> str:
+    """A table or a figure with its command and its data file."""
+    preset = outputs.results.preset
+    item = outputs.tables.get(name) or outputs.figures.get(name)
+    if item is None:
         return f"Not measured yet: `{EXPERIMENTS[name].command(preset)}`."
-    return f"`{table.command}` (data: `{results}/{TABLES}/{preset}/{name}.json`)\n\n{markdown(table)}"
-
-
-def _figure(outputs: Outputs, results: str, name: str) -> str:
-    preset = outputs.findings.preset
-    figure = outputs.figures.get(name)
-    if figure is None:
-        return f"Not measured yet: `{EXPERIMENTS[name].command(preset)}`."
-    alt = " ".join(panel.description for panel in figure.panels).replace("[", "(").replace("]", ")")
-    shown = f"![{alt}]({PICTURES}/{name}.png)"
-    return f"`{figure.command}` (data: `{results}/{FIGURES}/{preset}/{name}.json`)\n\n{shown}\n\n{figure.caption}"
+    if name in outputs.tables:
+        folder, content = TABLES, markdown(outputs.tables[name])
+    else:
+        figure = outputs.figures[name]
+        alt = " ".join(panel.description for panel in figure.panels).replace("[", "(").replace("]", ")")
+        folder, content = FIGURES, f"![{alt}]({IMAGES}/{name}.png)\n\n{figure.caption}"
+    return f"`{item.command}` (data: `{results}/{folder}/{preset}/{name}.json`)\n\n{content}"
 
 
 def _summary(outputs: Outputs, results: str) -> str:
-    """For a first page: verdicts, and one number of each model."""
-    preset = outputs.findings.preset
+    """For a first page: the number of claims by outcome, and one number of each model."""
+    preset = outputs.results.preset
     if not outputs.records:
         return (
             "Nothing has been measured yet: `mgk reproduce all` measures every table and figure, and"
             f" `mgk report` makes a page of what is in `{results}/`."
         )
-    words = [verdict.word for verdict in verdicts(outputs.findings).values() if verdict.word != NOT_MEASURED]
-    counts = ", ".join(f"{words.count(word)} {word}" for word in dict.fromkeys(sorted(words)))
-    parts = [f"Of the paper's claims, at preset `{preset}`: {counts} (`{results}/{TABLES}/{preset}/claims.json`)."]
-    parts += _headlines(outputs, f"{results}/{TABLES}/{preset}", ["table1", "table2", "table4"], AVERAGE)
-    parts += _headlines(outputs, f"{results}/{TABLES}/{preset}", ["table3"], "test")
+    folder = f"{results}/{TABLES}/{preset}"
+    outcomes = sorted(verdict.outcome for verdict in verdicts(outputs.results).values())
+    counts = ", ".join(f"{outcomes.count(name)} {name}" for name in dict.fromkeys(outcomes) if name != NOT_MEASURED)
+    parts = [f"Of the paper's claims, at preset `{preset}`: {counts} (`{folder}/claims.json`)."]
+    parts += _headlines(outputs, folder, ["table1", "table2", "table4"], AVERAGE)
+    parts += _headlines(outputs, folder, ["table3"], "test")
     return "\n\n".join(parts)
 
 
 def _headlines(outputs: Outputs, folder: str, names: Sequence[str], column: str) -> list[str]:
-    """One column of tables that have it, a row for each model, and what a reader must know; nothing where none has."""
-    tables = [outputs.tables[name] for name in names if name in outputs.tables]
-    tables = [table for table in tables if column in table.columns]
+    """One column of the tables that have it, a row per model, with its caption; nothing where none has it."""
+    tables = [table for name in names if (table := outputs.tables.get(name)) and column in table.columns]
     if not tables:
         return []
     first = tables[0]
@@ -158,9 +148,9 @@ def _headlines(outputs: Outputs, folder: str, names: Sequence[str], column: str)
     rows: dict[str, list[str]] = {}
     for row in (row for table in tables for row in table.rows):
         entry = row.entries[column]
-        texts = [entry.text, entry.paper_text, row.reference or DASH, entry.difference_text]
         if entry.mean is not None:
-            rows.setdefault(row.model, [row.model, *texts])
+            texts = [row.model, entry.text, entry.paper_text, row.reference or DASH, entry.difference_text]
+            rows.setdefault(row.model, texts)
     caption = f"{what}, of {len(first.rows[0].entries[column].values)} seeds ({files}). {first.notes[-1]}"
-    shown = markdown_table(["model", "measured", "paper", "against", f"better by, {first.unit}"], list(rows.values()))
-    return [caption, shown]
+    columns = ["model", "measured", "paper", "vs", f"difference, {first.unit} (95% CI)"]
+    return [caption, markdown_table(columns, list(rows.values()))]

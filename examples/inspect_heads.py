@@ -1,7 +1,7 @@
-"""Look at what the heads of a model do: attention maps, ranks, how alike heads are, and the components of their keys.
+"""Inspect the heads of a model: attention maps, ranks, similarity of heads, and the components of their keys.
 
-    python examples/look_at_heads.py                                     # trains two small models first, in seconds
-    python examples/look_at_heads.py --model FOLDER --text "of a saved model, any text that it can read"
+    python examples/inspect_heads.py                                     # trains two small models first, in seconds
+    python examples/inspect_heads.py --model FOLDER --text "of a saved model, any text that it can read"
 
 FOLDER is what ``save_pretrained`` wrote, with its tokenizer: that of ``classify_your_text.py``, or the ``model`` of a
 run by ``mgk train`` (for which ``mgk analyze maps|ranks|redundancy|mixtures RUN`` are the same by command).
@@ -17,17 +17,17 @@ import torch
 from torch.utils.data import DataLoader
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from mgk.analysis.attention_maps import attention_maps, draw_grid, reach
+from mgk.analysis.attention_maps import attention_maps, attention_spread, draw_grid
 from mgk.analysis.attention_rank import rank_distributions
 from mgk.analysis.mixture_usage import mixture_usage
 from mgk.analysis.redundancy import redundancy
 from mgk.data import Collator, EpochBatches, load
 from mgk.models import MgkConfig, MgkForSequenceClassification
 
-parser = argparse.ArgumentParser(description="Look at what the heads of a model do.")
+parser = argparse.ArgumentParser(description="Inspect the heads of a model.")
 parser.add_argument("--model", type=Path, help="a saved classifier; two are trained on ListOps if not given")
 parser.add_argument("--text", action="append", help="with --model: what it reads; may be given several times")
-parser.add_argument("--out", type=Path, help="the folder of the pictures; a temporary one if not given")
+parser.add_argument("--out", type=Path, help="the folder of the images; a temporary one if not given")
 parser.add_argument("--epochs", type=int, default=8, help="of training, without --model")
 options = parser.parse_args()
 if bool(options.model) != bool(options.text):
@@ -37,9 +37,9 @@ folder.mkdir(parents=True, exist_ok=True)
 torch.manual_seed(0)
 
 
-# %% 1. Models to look at: a saved one, or softmax with 4 heads and mgk with 2, trained on short made-up ListOps.
+# %% 1. The models: a saved one, or softmax with 4 heads and mgk with 2, trained on short synthetic ListOps.
 def trained(attention: str, heads: int) -> Any:
-    """A model that knows little after so few steps, but whose heads have begun to differ."""
+    """A model after few steps, whose heads have begun to differ."""
     data = load("synthetic-listops", "train", folder=folder / "data")
     config = MgkConfig(
         attention=attention,
@@ -75,37 +75,35 @@ else:
     test = load("synthetic-listops", "test", folder=folder / "data")
     examples = sorted((test[place] for place in range(16)), key=lambda example: -len(example["input_ids"]))
 
-# %% 2. Maps: row i is where query i looks. A picture has a row a layer and a column a head.
-print("\nWhere the average query of the first example looks:")
+# %% 2. Maps: row i has the attention weights of query i. An image has a row per layer and a column per head.
+print("\nAttention of the average query of the first example:")
 for name, model in models.items():
     (maps,) = attention_maps(model, examples[:1])
     draw_grid(maps, title=name, file=folder / f"{name}.png")
-    for layer in range(len(maps.layers)):
-        for head in range(len(maps.heads)):
-            seen = reach(maps.weights[layer, head])
-            where = f"{name}, {maps.title(layer, head)}"
-            print(f"  {where}: over {seen.positions:.1f} positions, {seen.nearby:.0%} of it nearby")
+    for title, weights in maps.items():
+        spread = attention_spread(weights)
+        print(f"  {name}, {title}: {spread.positions:.1f} effective positions, {spread.nearby:.0%} nearby")
 
-# %% 3. Ranks, as the paper counts them, and effective ranks: 1 where all queries look at the same places.
+# %% 3. Ranks, as the paper counts them, and effective ranks: 1 where all rows are equal.
 print("\nRanks of the maps, means over examples and heads:")
 for name, model in models.items():
     for ranks in rank_distributions(model, examples):
         mean, most, effective = ranks.ranks.mean(), ranks.lengths.mean(), ranks.effective.mean()
         print(f"  {name}, layer {ranks.layer + 1}: {mean:.1f} of {most:.1f}, effective {effective:.1f}")
 
-# %% 4. Redundancy: 1 where two heads always look at the same places, 0 where they never do.
-print("\nHow alike the heads are, means over pairs:")
+# %% 4. Redundancy: 1 for identical heads, 0 for heads that never attend to the same keys.
+print("\nSimilarity of the heads, means over pairs:")
 for name, model in models.items():
-    alike = redundancy(model, examples)
-    for where, value in (("one layer", alike.within_layers), ("different layers", alike.across_layers)):
+    similarity = redundancy(model, examples)
+    for where, value in (("one layer", similarity.within_layers), ("different layers", similarity.across_layers)):
         print(f"  {name}, of {where}: {'there is no pair' if value is None else f'{value:.2f}'}")
 
-# %% 5. Components of a key: the attention that goes through each, and how many standard deviations they are apart.
-print("\nWhat the components of a key do:")
+# %% 5. Components of a key: the share of the attention through each, and their distance in standard deviations.
+print("\nUse of the components of a key:")
 for name, model in models.items():
     for usage in mixture_usage(model, examples) if name not in ("softmax", "linear") else []:
         for head, (share, apart) in enumerate(zip(usage.share.tolist(), usage.distance.amax((1, 2)), strict=True)):
             shares = " and ".join(f"{part:.0%}" for part in share)
             print(f"  {name}, layer {usage.layer + 1}, head {head + 1}: {shares} of the attention, {apart:.1f} apart")
 
-print(f"\npictures: {', '.join(str(folder / f'{name}.png') for name in models)}")
+print(f"\nimages: {', '.join(str(folder / f'{name}.png') for name in models)}")

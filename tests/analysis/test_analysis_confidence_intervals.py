@@ -32,7 +32,7 @@ def test_mcnemar_by_hand():
     assert mcnemar(0, 0) == 1
     assert mcnemar(5, 0) == pytest.approx(2 / 32)
     assert mcnemar(1, 7) == mcnemar(7, 1) == pytest.approx(2 * 9 / 256)
-    assert mcnemar(480, 520) == pytest.approx(mcnemar(481, 520), abs=0.02)  # on both sides of the normal law
+    assert mcnemar(480, 520) == pytest.approx(mcnemar(481, 520), abs=0.02)
 
 
 def test_paired_difference_counts_who_alone_is_right():
@@ -44,7 +44,7 @@ def test_paired_difference_counts_who_alone_is_right():
     assert found.difference.low < 0.2 < found.difference.high
 
 
-def test_paired_interval_agrees_with_the_normal_law():
+def test_paired_interval_agrees_with_the_normal_approximation():
     generator = np.random.default_rng(0)
     baseline = generator.random(4000) < 0.6
     candidate = np.where(generator.random(4000) < 0.1, ~baseline, baseline)
@@ -64,7 +64,7 @@ def test_several_seeds_widen_the_interval_where_they_disagree():
     assert wide.high - wide.low > 1.5 * (narrow.high - narrow.low)
 
 
-def test_one_seed_of_numbers_tells_nothing_about_luck():
+def test_one_seed_has_an_unbounded_interval():
     assert mean_difference([5.0], [7.0]).low == -np.inf
     several = mean_difference([5.0, 5.5, 6.0], [7.0, 7.5, 8.5])
     assert several.low < several.estimate == pytest.approx(-2.1667, abs=1e-3)
