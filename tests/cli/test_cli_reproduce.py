@@ -110,7 +110,7 @@ def test_the_report_is_one_page_or_fills_documents(reproduced, place):
     assert (place / "results/tables/smoke/claims.json").is_file()
     text = page.read_text()
     assert "Figure 2: attention maps and ranks on Retrieval" in text
-    assert re.search("(made-up|synthetic) data", text)
+    assert "The data are synthetic" in text
     document.write_text("<!-- generated: fig2 -->\n<!-- end of generated: fig2 -->\n")
     result = run("report", "--results", place / "results", "--update-docs", document)
     assert result.exit_code == 0, result.stderr

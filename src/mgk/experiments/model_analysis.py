@@ -88,13 +88,13 @@ class ModelAnalysis:
         usage: of the components of a mixture, a layer each.
     """
 
+    format: Literal[1] = 1
     trial: Trial
     tokens: int
     maps: Annotated[AttentionMaps, PlainValidator(_unpack), PlainSerializer(_pack)]
     ranks: tuple[LayerRanks, ...]
     head_similarity: tuple[float, ...]
     usage: tuple[LayerUsage, ...]
-    format: Literal[1] = 1
 
 
 @dataclass(frozen=True)

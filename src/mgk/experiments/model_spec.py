@@ -3,18 +3,12 @@
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
+from mgk import variants
 from mgk._util.suggestions import did_you_mean
 from mgk.analysis.cost_model import Head, Sizes
 from mgk.data.task_registry import Kind, find_task
 from mgk.training.recipe import Recipe, load_recipe
-from mgk.variants import (
-    DEFAULT_E_STEP,
-    DEFAULT_FEATURE_MAP,
-    DEFAULT_NUM_MIXTURES,
-    DEFAULT_PRIOR,
-    DEFAULT_VARIANCE,
-    VARIANTS,
-)
+from mgk.variants import VARIANTS
 
 _RECIPE_FIELDS = {
     "attention": "model.attention",
@@ -65,11 +59,11 @@ class ModelSpec:
 
     attention: str
     heads: int
-    mixtures: int = DEFAULT_NUM_MIXTURES
-    e_step: str = DEFAULT_E_STEP
-    prior: str = DEFAULT_PRIOR
-    variance: str = DEFAULT_VARIANCE
-    feature_map: str = DEFAULT_FEATURE_MAP
+    mixtures: int = variants.DEFAULT_NUM_MIXTURES
+    e_step: str = variants.DEFAULT_E_STEP
+    prior: str = variants.DEFAULT_PRIOR
+    variance: str = variants.DEFAULT_VARIANCE
+    feature_map: str = variants.DEFAULT_FEATURE_MAP
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -87,7 +81,7 @@ class ModelSpec:
         given = recipe.model.given()
         chosen = {name: given.get(path.partition(".")[2]) for name, path in _RECIPE_FIELDS.items()}
         model = cls(**{name: value for name, value in chosen.items() if value is not None})
-        return model if model.is_mixture else replace(model, mixtures=DEFAULT_NUM_MIXTURES)
+        return model if model.is_mixture else replace(model, mixtures=variants.DEFAULT_NUM_MIXTURES)
 
     @property
     def name(self) -> str:

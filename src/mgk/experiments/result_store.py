@@ -81,6 +81,7 @@ class TrialResult:
         seconds: of the whole trial.
     """
 
+    format: Literal[1] = 1
     trial: Trial
     recipe: PackedRecipe
     summary: RunSummary
@@ -92,7 +93,6 @@ class TrialResult:
     command: str
     jobs: int
     seconds: float
-    format: Literal[1] = 1
 
     @property
     def metric(self) -> str:

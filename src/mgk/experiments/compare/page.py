@@ -198,8 +198,8 @@ def _curves(comparison: Comparison) -> Markup:
 def _maps(comparison: Comparison, inspection: Inspection) -> list[Markup]:
     parts = [
         html.paragraph(
-            f"One example of the test split, of {inspection.tokens} tokens, through the first model of each kind. A row is"
-            " a query, a column a key; the lighter, the more weight. Each map is scaled to its own largest weight."
+            f"One example of the test split, of {inspection.tokens} tokens, through the first model of each kind. A row"
+            " is a query, a column a key; the lighter, the more weight. Each map is scaled to its own largest weight."
         ),
         html.code_block(inspection.example),
     ]

@@ -77,6 +77,7 @@ class Comparison:
         recipe: of the baseline's first run, as YAML.
     """
 
+    format: Literal[1] = 1
     task: str
     data: str
     preset: str
@@ -91,7 +92,6 @@ class Comparison:
     machine: str
     date: str
     recipe: str
-    format: Literal[1] = 1
 
     @property
     def baseline(self) -> Result:
