@@ -22,6 +22,7 @@ lint: $(VENV)/.ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 docs: $(VENV)/.ready ## the site, in build/site; any warning fails
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
@@ -30,8 +31,9 @@ format: $(VENV)/.ready
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(VENV)/.ready
-	$(BIN)/mgk bench attention
+BENCH_JSON ?= results/bench/kernels.json
+bench: $(VENV)/.ready ## the table of README.md: the fused kernels against softmax attention with twice the heads
+	$(BIN)/mgk bench kernels --json $(BENCH_JSON)
 
 SANITIZE := -g -O1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined
 sanitize: $(VENV)/.ready ## the kernels' tests with AddressSanitizer and UndefinedBehaviorSanitizer

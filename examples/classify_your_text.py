@@ -21,8 +21,8 @@ from torch import Tensor
 from transformers import Trainer, TrainingArguments, pipeline, set_seed
 from transformers.utils import logging
 
-from mgk.data import Collator
-from mgk.models import MgkConfig, MgkForSequenceClassification, byte_tokenizer
+from mgk.data import Collator, byte_tokenizer
+from mgk.models import MgkConfig, MgkForSequenceClassification
 
 parser = argparse.ArgumentParser(description="Train a classifier on your own text file.")
 parser.add_argument("--file", type=Path, help="label<TAB>text a line, or .csv; a made-up one if not given")

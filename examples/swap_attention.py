@@ -1,9 +1,9 @@
-"""Put a mixture of Gaussian keys into a model that you have: ``nn.TransformerEncoder``, then one of Hugging Face's.
+"""Replace the attention of an existing model by a mixture of Gaussian keys: ``nn.TransformerEncoder``, then BERT.
 
     python examples/swap_attention.py                          # seconds, nothing to download
-    python examples/swap_attention.py --bert bert-base-uncased # the last part with your own BERT, a folder or a name
+    python examples/swap_attention.py --bert bert-base-uncased # part 3 with your own BERT, a folder or a name
 
-Run it from top to bottom, or cell by cell in an editor that knows ``# %%``.
+Run it as a script, or cell by cell in an editor that supports ``# %%``.
 """
 
 # %%
@@ -20,13 +20,13 @@ import mgk
 from mgk.nn import MixtureAttention
 
 parser = argparse.ArgumentParser(description="Swap attention in existing models.")
-parser.add_argument("--steps", type=int, default=300, help="of training, before the swap and after it")
+parser.add_argument("--steps", type=int, default=300, help="training steps before the swap and after it")
 parser.add_argument("--bert", help="a folder or a name; a small one with random weights if not given")
 options = parser.parse_args()
 torch.manual_seed(0)
 WIDTH, HEADS, KEYS, VALUES = 64, 4, 8, 8
 
-# %% 1. An existing model, and its task: 8 tokens, each a key with its value, then a key alone; name the value of that.
+# %% 1. An existing model and its task, associative recall: 8 pairs of key and value, then a key; predict its value.
 layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 2 * WIDTH, dropout=0.0, batch_first=True, norm_first=True)
 encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
 model = nn.Sequential(nn.Embedding(KEYS * (VALUES + 1), WIDTH), encoder, nn.Linear(WIDTH, VALUES))
@@ -41,7 +41,7 @@ def batch(size: int) -> tuple[Tensor, Tensor]:
 
 
 def train(steps: int) -> None:
-    """By AdamW, on fresh examples."""
+    """AdamW on new examples."""
     optimizer = torch.optim.AdamW(model.train().parameters(), lr=2e-3)
     for _ in range(steps):
         tokens, answers = batch(64)
@@ -65,9 +65,9 @@ report(f"softmax, {HEADS} heads")
 
 # %% 2. The swap: two neighbouring heads become one, whose key is a mixture of both of their keys.
 class Mixture(nn.Module):
-    """Made of an ``nn.MultiheadAttention``, and called like it; the second head's query and value are dropped."""
+    """Initialised from an ``nn.MultiheadAttention`` and called like it; drops every second head's query and value."""
 
-    batch_first, in_proj_bias = True, None  # PyTorch's layers look here whether to use their own fused softmax
+    batch_first, in_proj_bias = True, None  # PyTorch's layers then skip their own fused softmax
 
     def __init__(self, old: nn.MultiheadAttention) -> None:
         super().__init__()
@@ -79,10 +79,10 @@ class Mixture(nn.Module):
             query, keys, value = projections.unflatten(0, (3, heads, 2, width))
             state |= {f"q_proj.{name}": query[:, 0].flatten(0, 1), f"v_proj.{name}": value[:, 0].flatten(0, 1)}
             state[f"k_proj.{name}"] = keys.flatten(0, 2)  # rows are (heads, components, width)
-        self.attention.load_state_dict(state, strict=False)  # all but the prior, which starts uniform
+        self.attention.load_state_dict(state, strict=False)  # the prior alone is new and starts uniform
 
     def forward(self, x: Tensor, key: Tensor, value: Tensor, *, is_causal: bool = False, **given: Any) -> Any:
-        """The output, and no weights; PyTorch marks the tokens that do *not* take part."""
+        """The output and None for the weights; PyTorch's masks are True for tokens that do *not* take part."""
         padding, mask = given.get("key_padding_mask"), given.get("attn_mask")
         masks = {"key_mask": None if padding is None else padding == 0, "attn_mask": None if is_causal else mask}
         return self.attention(x, context=None if key is x else key, is_causal=is_causal, **masks), None
@@ -91,13 +91,13 @@ class Mixture(nn.Module):
 for layer in encoder.layers:
     layer.self_attn = Mixture(layer.self_attn)
 report(f"mgk, {HEADS // 2} heads, as swapped")
-train(options.steps)  # mends what was lost with the dropped queries and values
+train(options.steps)  # recovers from the dropped queries and values
 report(f"mgk, {HEADS // 2} heads, trained on")
 
 
-# %% 3. A Hugging Face model keeps all of its weights; new are the shifts of smgk, k_jr = k_j + b_r, a few in each head.
+# %% 3. A Hugging Face model keeps all of its weights; only the shifts of smgk, k_jr = k_j + b_r, are new.
 def attend(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **given: Any) -> tuple[Tensor, None]:
-    """Eq. 9 with a prior exp(|k_j|^2 / 2 sigma^2), which takes out the keys' norms: without shifts that is Eq. 1."""
+    """Eq. 9 with the prior exp(|k_j|^2 / 2 sigma^2), which cancels the keys' norms: Eq. 1 where the shifts are 0."""
     prior = key.square().sum(-1).unsqueeze(2) / (2 * math.sqrt(key.shape[-1]))  # (B, H, 1, S)
     masks = {"attn_mask": mask, "is_causal": mask is None and module.is_causal, "dropout_p": given["dropout"]}
     return mgk.shifted_mixture_attention(query, key, module.shifts, value, prior, **masks).transpose(1, 2), None
@@ -115,4 +115,4 @@ for layer in bert.encoder.layer:
 bert.set_attn_implementation("smgk")
 after = bert(**inputs).last_hidden_state
 print(f"BERT: {kept:,} parameters kept, {bert.num_parameters() - kept:,} added, output {tuple(after.shape)}")
-print(f"BERT: the output moved by {(after - before).abs().max():.0e} at most; now train it as before, shifts and all")
+print(f"BERT: the output changed by at most {(after - before).abs().max():.0e}; train all weights and shifts as before")

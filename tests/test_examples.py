@@ -42,7 +42,7 @@ def test_attention_is_swapped_in_existing_models():
     swapped, trained = map(float, accuracies[1:])
     assert trained > max(swapped, 50)  # one of 8 answers by chance
     kept = re.search(r"BERT: [\d,]+ parameters kept, 256 added, output \(2, 20, 64\)", printed)
-    moved = re.search(r"the output moved by (\S+) at most", printed)
+    moved = re.search(r"the output changed by at most (\S+);", printed)
     assert kept
     assert moved
     assert 0 < float(moved[1]) < 1e-3

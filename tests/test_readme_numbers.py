@@ -93,8 +93,21 @@ def test_a_number_that_is_typed_by_hand_is_named():
 
 def test_what_is_not_measured_has_its_command(tmp_path):
     parts = bench_parts(read_bench(tmp_path), "results")
-    assert parts["bench"]() == "Not measured yet: `python benchmarks/kernels.py --json results/bench/kernels.json`."
+    assert parts["bench"]() == "Not measured yet: `mgk bench kernels --json results/bench/kernels.json`."
     assert parts["bench-train"]() == "Not measured yet: `mgk bench train --json results/bench/train.json`."
+
+
+def test_the_roofline_is_a_table_of_parts():
+    shape = {"batch": 2, "heads": 4, "length": 2048, "head_dim": 32}
+    rates = {"sgemm": "gflop_per_second", "tile product": "gflop_per_second", "exp": "giga_per_second"}
+    parts = ("", "products_", "exponentials_", "rest_")
+    forward = {f"{part}milliseconds": number for number, part in enumerate(parts, 1)}
+    forward |= {"products_milliseconds_at_tile_rate": 5, "products_milliseconds_at_sgemm_rate": 6}
+    rows = [{"experiment": "rate", "operation": name, field: 150.0} for name, field in rates.items()]
+    report = {"settings": shape, "rows": [*rows, {"experiment": "forward", "variant": "mgk", **forward}]}
+    text = bench_parts({"roofline": report}, "results")["bench-roofline"]()
+    assert "at 150 GFLOP/s, tiles of the kernel's shape at 150 GFLOP/s" in text
+    assert "| mgk | 1.00 | 2.00 | 3.00 | 4.00 | 5.00 | 6.00 |" in text
 
 
 def test_rows_that_were_left_out_are_dashes(committed):
@@ -110,5 +123,5 @@ def test_files_that_no_benchmark_wrote_are_told(tmp_path):
     with pytest.raises(TrainingError, match=r"train\.json: this is not the file of a benchmark"):
         read_bench(tmp_path)
     (tmp_path / "train.json").write_text(json.dumps({"settings": {"heads": [1], "shapes": ["text"]}}))
-    with pytest.raises(TrainingError, match="results/bench: a file of the benchmarks lacks 'steps'"):
+    with pytest.raises(TrainingError, match="results/bench: a file of the benchmarks lacks 'rows'"):
         bench_parts(read_bench(tmp_path), "results")["bench-train"]()

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __version__ = _version("mgk")
 
-_public, __getattr__, __dir__ = lazy_exports(
+__all__, __getattr__, __dir__ = lazy_exports(
     __name__,
     {
         "mgk.functional": [
@@ -40,4 +40,4 @@ _public, __getattr__, __dir__ = lazy_exports(
     },
     submodules=("analysis", "data", "functional", "models", "nn", "variants"),
 )
-__all__ = [*_public, "__version__"]
+__all__ += ["__version__"]

@@ -66,6 +66,16 @@ VARIANTS: dict[str, VariantSpec] = {
 }
 assert tuple(VARIANTS) == get_args(Variant)
 
+# The choices of each option that is chosen by name.
+CHOICES: dict[str, tuple[str, ...]] = {
+    "variant": get_args(Variant),
+    "kernel": get_args(Kernel),
+    "e_step": get_args(EStep),
+    "prior": get_args(Prior),
+    "variance": get_args(Variance),
+    "feature_map": get_args(FeatureMapName),
+}
+
 # The paper's settings.
 DEFAULT_VARIANT: Variant = "mgk"
 DEFAULT_NUM_MIXTURES = 2

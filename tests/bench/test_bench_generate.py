@@ -8,63 +8,50 @@ import pytest
 import torch
 
 from mgk.bench import generate
-from mgk.bench.errors import BenchError
-from mgk.bench.generate_settings import VARIANTS, GenerateSettings
+from mgk.bench.registry import GENERATE_VARIANTS as VARIANTS
+from mgk.bench.registry import GenerateSettings
+from mgk.bench.runner import BenchError, run
 
-SMALL = GenerateSettings(
-    batch=2,
-    prompt=12,
-    tokens=4,
-    layers=2,
-    width=32,
-    head_dim=8,
-    heads=2,
-    vocab_size=20,
-    variants=VARIANTS,
-    positions=(5, 9),
-    position_tokens=2,
-    rounds=2,
-)
+MODEL = {"layers": 2, "width": 32, "head_dim": 8, "heads": 2, "vocab_size": 20}
+TEXT = {"batch": 2, "prompt": 12, "tokens": 4, "positions": (5, 9), "position_tokens": 2}
+SMALL = GenerateSettings(**MODEL, **TEXT, variants=VARIANTS, rounds=2)
 
 
 @pytest.fixture(scope="module")
-def outcome() -> tuple[generate.GenerateReport, list[tuple[int, int]]]:
+def outcome():
     seen: list[tuple[int, int]] = []
-    return generate.run(SMALL, lambda done, total: seen.append((done, total))), seen
+    rows = run("generate", SMALL, lambda done, total: seen.append((done, total))).outcome.rows
+    speeds, positions = ([row for row in rows if row["experiment"] == name] for name in ("speed", "position"))
+    return speeds, positions, seen
 
 
 def test_every_model_has_a_row_and_progress_ends_at_its_total(outcome) -> None:
-    report, seen = outcome
-    assert [row.model for row in report.speeds] == ["softmax", "gpt2", *VARIANTS]
-    assert [row.heads for row in report.speeds] == [4, 4, *[2] * len(VARIANTS)]
-    assert [(row.model, row.position) for row in report.positions] == [("mlk", 5), ("mlk", 9)]
+    speeds, positions, seen = outcome
+    assert [row["model"] for row in speeds] == ["softmax", "gpt2", *VARIANTS]
+    assert [row["heads"] for row in speeds] == [4, 4, *[2] * len(VARIANTS)]
+    assert [(row["model"], row["position"]) for row in positions] == [("mlk", 5), ("mlk", 9)]
     assert seen == [(done, 27) for done in range(1, 28)]
 
 
 def test_figures_are_coherent(outcome) -> None:
-    report, _ = outcome
-    rows = {row.model: row for row in report.speeds}
-    for row in report.speeds:
-        assert row.tokens_per_second > 0
-        assert row.times_softmax_min <= row.times_softmax <= row.times_softmax_max
-        assert row.times_gpt2_min <= row.times_gpt2 <= row.times_gpt2_max
-    assert rows["softmax"].times_softmax == rows["gpt2"].times_gpt2 == 1.0
-    assert all(place.milliseconds > 0 for place in report.positions)
+    speeds, positions, _ = outcome
+    rows = {row["model"]: row for row in speeds}
+    for row in speeds:
+        assert row["tokens_per_second"] > 0
+        assert row["times_softmax_min"] <= row["times_softmax"] <= row["times_softmax_max"]
+        assert row["times_gpt2_min"] <= row["times_gpt2"] <= row["times_gpt2_max"]
+    assert rows["softmax"]["times_softmax"] == rows["gpt2"]["times_gpt2"] == 1.0
+    assert all(row["milliseconds"] > 0 for row in positions)
 
 
 def test_cache_bytes(outcome) -> None:
     """Keys and values of 12 + 4 tokens, 4 heads of 8 in 2 layers, 2 sequences, 4 bytes: half of it for smgk."""
-    found = {row.model: row.cache_bytes for row in outcome[0].speeds}
+    found = {row["model"]: row["cache_bytes"] for row in outcome[0]}
     softmax = 2 * 16 * 4 * 8 * 2 * 2 * 4
     assert found["softmax"] == found["gpt2"] == softmax
     assert found["smgk"] * 2 == softmax
     assert found["mgk"] * 4 == softmax * 3
     assert found["linear"] == found["mlk"] == found["smlk"] == 2 * 2 * 2 * 8 * 9 * 4
-
-
-def test_json_round_trip(outcome) -> None:
-    report, _ = outcome
-    assert generate.GenerateReport.from_json(json.loads(json.dumps(report.to_json()))) == report
 
 
 @pytest.mark.parametrize("name", ["softmax", "smgk", "mlk", "gpt2"])
@@ -91,30 +78,22 @@ def test_the_models_have_one_shape() -> None:
 
 def test_sizes_that_do_not_fit_are_a_sentence() -> None:
     with pytest.raises(BenchError, match="the width 30 is no multiple of the head width 8"):
-        generate.run(replace(SMALL, width=30))
+        run("generate", replace(SMALL, width=30))
 
 
 def test_the_command_prints_a_table_and_writes_json(tmp_path: Path) -> None:
     path = tmp_path / "figures.json"
     sizes = "--batch 1 --prompt 8 --tokens 2 --layers 1 --width 16 --head-dim 8 --heads 1 --vocab-size 9 --rounds 1"
-    command = [
-        sys.executable,
-        "-m",
-        "mgk",
-        "bench",
-        "generate",
-        *sizes.split(),
-        "--positions",
-        "3,6",
-        "--json",
-        str(path),
-    ]
+    options = [*sizes.split(), "--positions", "3,6", "--json", str(path)]
+    command = [sys.executable, "-m", "mgk", "bench", "generate", *options]
     result = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stderr
-    report = generate.GenerateReport.from_json(json.loads(path.read_text()))
-    for row in report.speeds:
-        assert f"{row.tokens_per_second:.1f}" in result.stdout
-    assert "mlk at position 6:" in result.stdout
+    rows = json.loads(path.read_text())["rows"]
+    assert [row["position"] for row in rows if row["experiment"] == "position"] == [3, 6]
+    for row in rows:
+        if row["experiment"] == "speed":
+            assert f"{row['tokens_per_second']:.2f}" in result.stdout
+    assert "ms/token" in result.stdout
     assert "…" not in result.stdout
 
 

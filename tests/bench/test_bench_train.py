@@ -4,39 +4,40 @@ import numpy as np
 import pytest
 import torch
 
-from mgk.bench import train
-from mgk.bench.train import TrainReport, WrittenOutAttention, draw_lengths, make_batches
-from mgk.bench.train_settings import TrainSettings
+from mgk.bench.registry import TrainSettings
+from mgk.bench.runner import run
+from mgk.bench.train import UNFUSED, UnfusedAttention, draw_lengths, make_batches
 from mgk.nn import MixtureAttention
 
 TINY = TrainSettings(heads=(1,), batch=2, max_length=24, trainer_steps=2, threads=1, rounds=1)
 
 
-def test_every_model_is_timed_against_its_yardstick():
-    told = []
-    report = train.run(TINY, lambda done, total: told.append((done, total)))
-    assert told[-1][0] == told[-1][1] == len(told)
+def test_every_model_is_timed_against_its_baseline():
+    seen = []
+    report = run("train", TINY, lambda done, total: seen.append((done, total)))
+    assert seen[-1][0] == seen[-1][1] == len(seen)
+    steps, trainer = ([row for row in report.outcome.rows if row["experiment"] == name] for name in ("step", "trainer"))
     for shape in ("listops", "text"):
-        rows = {(row.model, row.heads, row.attention): row for row in report.steps if row.shape == shape}
+        rows = {(row["model"], row["heads"], row["attention"]): row for row in steps if row["shape"] == shape}
         softmax, linear = ("softmax", 2, "sdpa"), ("linear", 2, "auto")
-        mixtures = [("mgk", 1, "auto"), ("smgk", 1, "auto"), ("mgk", 1, train.WRITTEN_OUT)]
+        mixtures = [("mgk", 1, "auto"), ("smgk", 1, "auto"), ("mgk", 1, UNFUSED)]
         assert list(rows) == [softmax, *mixtures, linear, ("mlk", 1, "auto")]
-        assert rows[softmax].ratio == rows[linear].ratio == 1
-        assert rows[mixtures[0]].yardstick == "softmax:2 sdpa"
-        assert all(row.milliseconds > 0 for row in rows.values())
-    assert [(row.model, row.heads) for row in report.trainer] == [("softmax", 2), ("mgk", 1)]
-    assert all(row.ratio > 0 for row in report.trainer)
-    assert TrainReport.from_json(json.loads(json.dumps(report.to_json()))) == report
+        assert rows[softmax]["ratio"] == rows[linear]["ratio"] == 1
+        assert rows[mixtures[0]]["baseline"] == "softmax:2 sdpa"
+        assert all(row["milliseconds"] > 0 and 0 < row["mean_length"] <= 24 for row in rows.values())
+    assert [(row["model"], row["heads"]) for row in trainer] == [("softmax", 2), ("mgk", 1)]
+    assert all(row["ratio"] > 0 for row in trainer)
+    assert json.loads(json.dumps(report.to_json())) == report.to_json()
 
 
-def test_what_would_not_fit_is_left_out_and_said():
+def test_what_would_not_fit_is_left_out_with_a_note():
     small = TrainSettings(
         shapes=("text",), heads=(1,), batch=1, max_length=8, trainer_steps=0, rounds=1, memory_limit_gb=0
     )
-    report = train.run(small)
-    assert train.WRITTEN_OUT not in [row.attention for row in report.steps]
-    assert "mgk:1 as usually written was not measured" in report.notes[0]
-    assert report.trainer == ()
+    outcome = run("train", small).outcome
+    assert UNFUSED not in [row["attention"] for row in outcome.rows]
+    assert "mgk:1 unfused was not measured" in outcome.notes[0]
+    assert {row["experiment"] for row in outcome.rows} == {"step"}
 
 
 def test_lengths_are_those_of_the_tasks():
@@ -53,9 +54,7 @@ def test_batches_are_padded_to_their_longest_example():
         assert (batch["input_ids"].ne(0).sum(1) == lengths).all()
 
 
-def test_the_usual_writing_gives_the_same_output():
-    ours = MixtureAttention(16, 2, variant="mgk", head_dim=8, backend="reference")
+def test_unfused_attention_gives_the_same_output():
+    fused = MixtureAttention(16, 2, variant="mgk", head_dim=8, backend="reference")
     x, mask = torch.randn(2, 7, 16), torch.arange(7) < torch.tensor([[7], [4]])
-    expected = ours(x, key_mask=mask)
-    ours.__class__ = WrittenOutAttention
-    torch.testing.assert_close(ours(x, key_mask=mask), expected)
+    torch.testing.assert_close(UnfusedAttention(fused)(x, key_mask=mask), fused(x, key_mask=mask))

@@ -1,11 +1,8 @@
 from collections.abc import Callable
 
 import pytest
-import torch
 
 from mgk.bench import timing
-
-CPU = torch.device("cpu")
 
 
 def test_every_round_runs_each_alternative_once_in_rotating_order() -> None:
@@ -16,7 +13,7 @@ def test_every_round_runs_each_alternative_once_in_rotating_order() -> None:
 
     steps: list[None] = []
     alternatives = {name: recorder(name) for name in "abc"}
-    timing.compare(alternatives, "a", rounds=3, device=CPU, on_run=lambda: steps.append(None))
+    timing.compare(alternatives, "a", rounds=3, on_run=lambda: steps.append(None))
     assert "".join(calls) == "abc" + "bca" + "cab" + "abc"
     assert len(steps) == 12
 
@@ -34,6 +31,14 @@ def test_ratio_is_the_median_of_the_ratios_within_a_round(monkeypatch: pytest.Mo
         return run
 
     monkeypatch.setattr("time.perf_counter", lambda: now)
-    result = timing.compare({"a": work("a"), "b": work("b")}, "a", rounds=3, device=CPU)
+    result = timing.compare({"a": work("a"), "b": work("b")}, "a", rounds=3)
     assert result["a"] == timing.Timing(milliseconds=2000.0, ratio=1.0, ratio_min=1.0, ratio_max=1.0)
     assert result["b"] == timing.Timing(milliseconds=4000.0, ratio=3.0, ratio_min=2.0, ratio_max=3.0)
+
+
+def test_steps_count_up_to_their_total() -> None:
+    seen: list[tuple[int, int]] = []
+    steps = timing.Steps(lambda done, total: seen.append((done, total)), 2)
+    steps()
+    steps()
+    assert seen == [(1, 2), (2, 2)]

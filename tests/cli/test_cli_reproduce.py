@@ -114,7 +114,7 @@ def test_the_report_is_one_page_or_fills_documents(reproduced, place):
     document.write_text("<!-- generated: fig2 -->\n<!-- end of generated: fig2 -->\n")
     result = run("report", "--results", place / "results", "--update-docs", document)
     assert result.exit_code == 0, result.stderr
-    assert "Mean rank, and effective rank in brackets" in document.read_text()
+    assert "Mean rank, and effective rank in parentheses" in document.read_text()
     assert (place / "images/reproduction/fig2.png").is_file()
 
 

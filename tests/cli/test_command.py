@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import mgk
-from mgk.bench.report import Report
+from mgk.bench.registry import BENCHMARKS
 
 BENCH = ("bench", "attention")
 SMALL = (*BENCH, "--batch", "1", "--heads", "2", "--length", "16", "--head-dim", "8", "--rounds", "1")
@@ -31,7 +31,8 @@ def test_help_names_the_verbs_and_options() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [("--help",), (*BENCH, "--help"), (*BENCH, "--variants", "softmin"), ("--version",)]
+    "arguments",
+    [("--help",), (*BENCH, "--help"), (*BENCH, "--variants", "softmin"), ("bench", "list"), ("--version",)],
 )
 def test_help_and_usage_errors_do_not_import_torch(arguments: tuple[str, ...]) -> None:
     result = run(*arguments, python=("-X", "importtime", "-m", "mgk"))
@@ -49,8 +50,8 @@ def test_help_and_usage_errors_do_not_import_torch(arguments: tuple[str, ...]) -
         ("--rounds", "few", "integer"),
         ("--dtype", "int8", "'int8' is not one of float64, float32"),
         ("--device", "cuda:x", "'cuda:x' is not one of cpu, cuda"),
-        ("--variants", "mgk,softmin", "'softmin' is not one of softmax, mgk"),
-        ("--variants", ",", "give at least one of softmax, mgk"),
+        ("--variants", "mgk,softmin", "'softmin' is not one of softmax, linear"),
+        ("--variants", ",", "give at least one of softmax, linear"),
         ("--backends", "magic", "'magic' is not one of reference, blockwise"),
         ("--passes", "sideways", "'sideways' is not one of forward"),
         ("--json", "missing/figures.json", "does not exist"),
@@ -73,20 +74,37 @@ def test_unknown_verb_and_option() -> None:
         assert "Traceback" not in result.stderr
 
 
-def test_bench_prints_a_table_and_writes_json(tmp_path: Path) -> None:
+def test_bench_prints_tables_and_writes_json(tmp_path: Path) -> None:
     path = tmp_path / "figures.json"
     result = run(*SMALL, "--variants", "mgk,smgk-hard", "--causal", "--json", str(path))
     assert result.returncode == 0, result.stderr
-    report = Report.from_json(json.loads(path.read_text()))
-    assert {row.variant for row in report.rows} == {"softmax", "mgk", "smgk-hard"}
-    assert report.settings.causal
+    data = json.loads(path.read_text())
+    assert {row["variant"] for row in data["rows"]} == {"softmax", "mgk", "smgk-hard"}
+    assert data["settings"]["causal"]
     assert [entry.name for entry in tmp_path.iterdir()] == ["figures.json"]
-    assert "forward+backward, B=1 H=2 N=16 D=8 M=2 float32, causal" in result.stdout
-    assert report.machine.processor.split()[0] in result.stdout
-    for row in report.rows:
-        assert f"{row.milliseconds:.2f}" in result.stdout
+    assert "forward+backward\n" in result.stdout.replace(" ", "")
+    assert "batch 1, heads 2, length 16, head_dim 8, mixtures 2" in result.stdout
+    assert "causal True" in result.stdout
+    assert data["machine"]["processor"].split()[0] in result.stdout
+    for row in data["rows"]:
+        assert f"{row['milliseconds']:.2f}" in result.stdout
     assert "…" not in result.stdout
-    assert "left" in result.stderr
+    assert "bench attention: " in result.stderr
+
+
+def test_bench_list_names_every_benchmark() -> None:
+    lines = run("bench", "list").stdout.splitlines()
+    assert [line.partition(":")[0] for line in lines] == list(BENCHMARKS)
+
+
+def test_a_missed_limit_exits_with_1_after_writing_the_results(tmp_path: Path) -> None:
+    path = tmp_path / "figures.json"
+    result = run(
+        "bench", "precision", "--seeds", "1", "--length", "8", "--threads", "1", "--bound", "0", "--json", str(path)
+    )
+    assert result.returncode == 1
+    assert result.stderr.splitlines()[-1].endswith("errors are above 0")
+    assert json.loads(path.read_text())["settings"]["seeds"] == 1
 
 
 def test_failed_job_is_one_sentence_and_writes_nothing(tmp_path: Path) -> None:

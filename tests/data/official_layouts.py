@@ -1,13 +1,13 @@
 """Writes small data sets in their official layouts."""
 
+import io
 import struct
 import tarfile
 import zipfile
 from pathlib import Path
 
 import numpy as np
-
-from mgk.data.png import write_png
+from PIL import Image
 
 WIKI = {
     "train": b" \n = Title = \n \n the cat <unk> sat on the mat . \n the dog sat . \n",
@@ -117,6 +117,12 @@ def write_mnist(folder: Path, train: int = 10, test: int = 4, side: int = 28) ->
     return place
 
 
+def png(pixels: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return file.getvalue()
+
+
 def write_pathfinder(folder: Path, per_file: int = 10, side: int = 32) -> Path:
     place = folder / f"pathfinder{side}" / "curv_contour_length_14"
     (place / "metadata").mkdir(parents=True)
@@ -125,7 +131,7 @@ def write_pathfinder(folder: Path, per_file: int = 10, side: int = 32) -> Path:
         lines = []
         for sample in range(per_file):
             image = np.full((side, side), 10 * number + sample, np.uint8)
-            (place / "imgs" / str(number) / f"sample_{sample}.png").write_bytes(write_png(image))
+            (place / "imgs" / str(number) / f"sample_{sample}.png").write_bytes(png(image))
             lines.append(f"imgs/{number} sample_{sample}.png {sample} {sample % 2} 1.0 14 4 2 0.5 1 1\n")
         (place / "metadata" / f"{number}.npy").write_text("".join(lines))
     return folder / f"pathfinder{side}"

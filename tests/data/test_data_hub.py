@@ -33,7 +33,7 @@ def test_reviews(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [ready.manifest.examples(split) for split in ("train", "test")] == [6, 4]
     assert [path.name for path in tmp_path.iterdir()] == ["text"]
     assert not prepare_from_hub("text", out=tmp_path).is_new
-    assert calls == [("stanfordnlp/imdb", None)]
+    assert calls == [("stanfordnlp/imdb",)]
     assert int(load("text", "train", folder=tmp_path)[5]["labels"]) == 1
 
 

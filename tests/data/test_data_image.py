@@ -48,7 +48,7 @@ def test_both_layouts_of_cifar_give_the_same_set(tmp_path: Path) -> None:
 def test_lists_of_more_than_a_thousand_come_in_pieces() -> None:
     images, labels = cifar_images(2500)
     pixels, read = read_batch(cifar_pickle(images, labels), "batch")
-    assert read == labels.tolist()
+    assert read.tolist() == labels.tolist()
     assert (pixels == images).all()
 
 
@@ -93,6 +93,9 @@ def test_a_pickle_cannot_exhaust_memory_or_stack() -> None:
     content = b"T" + len(images.tobytes()).to_bytes(4, "little") + images.tobytes()
     with pytest.raises(DataError, match="'data' has no content"):
         read_batch(good.replace(content, b"J\xff\xff\xff\x7f"), "batch")
+    assert b"}q\x01(" in good
+    with pytest.raises(DataError, match="the instruction 'LONG_BINPUT 2147483647' has no place in"):
+        read_batch(good.replace(b"}q\x01(", b"}r\xff\xff\xff\x7f("), "batch")  # a memo of that length
     nest = b"]q\x05(" + b")" + 100_000 * b"\x85" + b"K\x01e"
     start = good.index(b"]q\x05(")
     end = start + 4 + 2 * len(labels)
@@ -103,7 +106,7 @@ def test_a_pickle_cannot_exhaust_memory_or_stack() -> None:
 @pytest.mark.filterwarnings("ignore:invalid escape sequence")  # of an opcode that is refused once it is parsed
 @settings(max_examples=200, deadline=None)
 @given(position=st.integers(0, 400), value=st.integers(0, 255), cut=st.booleans())
-def test_any_damage_to_a_pickle_is_refused_or_read(position: int, value: int, cut: bool) -> None:
+def test_any_corruption_of_a_pickle_is_refused_or_read(position: int, value: int, cut: bool) -> None:
     data = bytearray(cifar_pickle(*cifar_images(2)))
     data[position] = value
     try:
@@ -111,7 +114,7 @@ def test_any_damage_to_a_pickle_is_refused_or_read(position: int, value: int, cu
     except DataError:
         return
     assert pixels.shape == (len(labels), 3072)
-    assert set(labels) <= set(range(10))
+    assert set(labels.tolist()) <= set(range(10))
 
 
 def edit(name: str, change):
@@ -204,14 +207,14 @@ def test_bad_idx_files(tmp_path: Path, name: str, content: bytes, reason: str) -
 def test_missing_files(tmp_path: Path) -> None:
     source = write_mnist(tmp_path)
     (source / "t10k-labels-idx1-ubyte").unlink()
-    check(tmp_path, "mnist", source, "t10k-labels-idx1-ubyte not found")
+    check(tmp_path, "mnist", source, "t10k-labels not found")
     empty = tmp_path / "empty"
     empty.mkdir()
-    check(tmp_path, "mnist", empty, "neither batches of CIFAR-10 nor IDX files of MNIST found")
+    check(tmp_path, "mnist", empty, "train-images, train-labels, t10k-images, t10k-labels not found")
 
 
 def test_images_of_another_set(tmp_path: Path) -> None:
-    check(tmp_path, "image", write_mnist(tmp_path), "images of 28 x 28 pixels, which are not those of image")
+    check(tmp_path, "image", write_mnist(tmp_path), "data_batch_1, data_batch_2, data_batch_3, data_batch_4")
 
 
 def check(tmp_path: Path, task: str, source: Path, reason: str) -> None:

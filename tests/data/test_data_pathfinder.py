@@ -5,7 +5,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from official_layouts import pack, write_pathfinder
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from official_layouts import pack, png, write_pathfinder
 
 from mgk.data import DataError, UsageError, load, prepare
 from mgk.data.pathfinder import (
@@ -18,8 +20,8 @@ from mgk.data.pathfinder import (
     _direction,
     _dot_stamps,
     draw,
+    read_png,
 )
-from mgk.data.png import read_png, write_png
 
 # Of the first block of seed 0: what any machine must draw.
 GOLDEN = "cf981cb34faf9fab054f6e65cd7c6a8f3a9b211bee686d48cbae66707840ccf0"
@@ -143,14 +145,18 @@ def image(content: bytes):
     ("act", "reason"),
     [
         (
-            image(write_png(np.zeros((31, 32), np.uint8))),
-            "sample_2.png: byte 16: an image of 32 x 31 pixels instead of",
+            image(png(np.zeros((31, 32), np.uint8))),
+            "sample_2.png: an image of 32 x 31 pixels of mode L instead of 32 x 32 of mode L (grey)",
         ),
         (
-            image(write_png(np.zeros((32, 32), np.uint8))[:50]),
-            "sample_2.png: byte 33: the image is damaged or cut short",
+            image(png(np.zeros((32, 32, 3), np.uint8))),
+            "sample_2.png: an image of 32 x 32 pixels of mode RGB instead of",
         ),
-        (image(b"GIF89a"), "sample_2.png: byte 0: this is not a PNG image"),
+        (
+            image(png(np.zeros((32, 32), np.uint8))[:50]),
+            "sample_2.png: this is not a PNG image, or it is corrupt or truncated",
+        ),
+        (image(b"GIF89a"), "sample_2.png: this is not a PNG image"),
         (line("imgs/1 sample_1.png"), "metadata/1.npy, line 2: 2 columns instead of at least 4"),
         (line("imgs/1 sample_1.png 1 2"), "metadata/1.npy, line 2: the label must be 0 or 1, got b'2'"),
         (line("imgs/1 sample_99.png 1 1"), "imgs/1/sample_99.png is in the metadata but not found"),
@@ -193,5 +199,29 @@ def filtered_png(pixels: np.ndarray) -> bytes:
 
 def test_all_filters_of_png() -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (32, 32), np.uint8)
-    assert read_png(filtered_png(pixels), "image", 32, 32).tolist() == pixels.tolist()
-    assert read_png(write_png(pixels), "image", 32, 32).tolist() == pixels.tolist()
+    assert read_png(filtered_png(pixels), "image").tolist() == pixels.tolist()
+    assert read_png(png(pixels), "image").tolist() == pixels.tolist()
+
+
+@settings(max_examples=200, deadline=None)
+@given(position=st.integers(0, 700), value=st.integers(0, 255), cut=st.booleans())
+def test_any_corruption_of_a_png_is_refused_or_harmless(position: int, value: int, cut: bool) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (32, 32), np.uint8)
+    data = bytearray(filtered_png(pixels))
+    data[position] = value
+    try:
+        read = read_png(bytes(data[:position] if cut else data), "image")
+    except DataError:
+        return
+    assert read.tolist() == pixels.tolist()
+
+
+def test_a_png_that_announces_a_huge_image_is_refused_before_it_is_decoded() -> None:
+    header = b"IHDR" + struct.pack(">IIBBBBB", 2**31 - 1, 2**31 - 1, 8, 0, 0, 0, 0)
+    body = b"IDAT" + zlib.compress(bytes(10**7))
+    data = b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(chunk) - 4) + chunk + struct.pack(">I", zlib.crc32(chunk))
+        for chunk in (header, body, b"IEND")
+    )
+    with pytest.raises(DataError, match="image: "):
+        read_png(data, "image")

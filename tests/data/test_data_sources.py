@@ -51,14 +51,14 @@ def test_truncated_archives(tmp_path: Path, ending: str, part: float) -> None:
     with pytest.raises(DataError) as error:
         prepare("text", archive, out=tmp_path / "out")
     assert str(archive) in str(error.value)
-    assert "damaged or cut short at byte " in str(error.value)
+    assert "corrupt or truncated at byte " in str(error.value)
     assert list((tmp_path / "out" / "text").iterdir()) == []
 
 
-def test_a_cut_after_the_last_needed_member_is_noticed(tmp_path: Path) -> None:
+def test_truncation_after_the_last_needed_member_is_noticed(tmp_path: Path) -> None:
     archive = pack(write_wikitext(tmp_path), tmp_path / "wikitext.tar.gz")
     archive.write_bytes(archive.read_bytes()[:-6])
-    with pytest.raises(DataError, match="damaged or cut short at byte"):
+    with pytest.raises(DataError, match="corrupt or truncated at byte"):
         prepare("wikitext-2", archive, out=tmp_path / "out")
 
 
@@ -76,7 +76,7 @@ def test_a_changed_byte_in_an_archive(tmp_path: Path, ending: str) -> None:
 def test_an_archive_that_is_none(tmp_path: Path) -> None:
     archive = tmp_path / "aclImdb.tar.gz"
     archive.write_bytes(b"<html>404</html>")
-    with pytest.raises(DataError, match=r"aclImdb.tar.gz: damaged or cut short at byte \d+"):
+    with pytest.raises(DataError, match=r"aclImdb.tar.gz: corrupt or truncated at byte \d+"):
         prepare("text", archive, out=tmp_path / "out")
 
 
@@ -99,7 +99,7 @@ def test_the_release_of_long_range_arena(tmp_path: Path, name: str | None) -> No
         assert not prepare(task, source, out=tmp_path / "out").is_new
 
 
-def test_progress_is_told_once_for_what_is_read_ahead(tmp_path: Path) -> None:
+def test_progress_is_reported_once_for_what_is_read_ahead(tmp_path: Path) -> None:
     archive = pack(write_imdb(tmp_path, per_label=20), tmp_path / "aclImdb.tar.gz")
     steps = []
     prepare("text", archive, out=tmp_path / "out", on_step=lambda done, total: steps.append((done, total)))

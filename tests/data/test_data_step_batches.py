@@ -16,7 +16,7 @@ from mgk.data import StepBatches
     seed=st.integers(0, 5),
     by_length=st.booleans(),
 )
-def test_ranks_and_parts_share_out_the_steps_of_one_process(examples, share, parts, steps, seed, by_length):
+def test_ranks_and_parts_divide_the_steps_of_one_process(examples, share, parts, steps, seed, by_length):
     world, accumulation = parts
     batch_size = share * world * accumulation
     lengths = np.arange(examples) % 7 if by_length else None
@@ -64,8 +64,8 @@ def test_rows_of_similar_length_are_together():
     assert np.ptp([lengths[batch].mean() for batch in batches[:20]]) > 300  # not from short to long
 
 
-def test_what_cannot_be_shared_out_is_refused():
-    with pytest.raises(ValueError, match="batch_size of 6 cannot be shared out over 2 ranks in 2 parts"):
+def test_what_cannot_be_divided_is_refused():
+    with pytest.raises(ValueError, match="batch_size of 6 cannot be divided over 2 ranks in 2 parts"):
         StepBatches(10, 6, 1, world_size=2, accumulation=2)
     with pytest.raises(ValueError, match="no examples"):
         StepBatches(0, 1, 1)

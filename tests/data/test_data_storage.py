@@ -1,4 +1,4 @@
-"""Prepared once: the second time is instant, damage is named, and an interruption leaves the old set."""
+"""Prepared once: the second time is instant, corruption is named, and an interruption leaves the old set."""
 
 import errno
 import json
@@ -22,7 +22,7 @@ from official_layouts import WIKI, write_imdb, write_wikitext
 
 from mgk.data import DataError, SequenceDataset, UsageError, load, load_tokens, prepare
 from mgk.data.listops import write_official
-from mgk.data.manifest import damage, read_manifest
+from mgk.data.manifest import read_manifest, verify
 from mgk.data.splits import Split
 from mgk.data.text import BYTES
 from mgk.data.writer import Example, writing
@@ -94,10 +94,10 @@ def test_files_that_are_new_or_gone_and_another_source(tmp_path: Path) -> None:
 def test_a_source_that_changes_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = write_wikitext(tmp_path)
 
-    def finish(writer: object, encoder: object) -> None:
+    def finish(encoder: object) -> None:
         (source / "wiki.test.tokens").write_bytes(b"something else \n")
 
-    monkeypatch.setattr("mgk.data.wikitext.finish", finish)
+    monkeypatch.setattr("mgk.data.words.WordEncoder.finish", finish)
     with pytest.raises(DataError, match=r"wiki.test.tokens: this source file was changed while it was read"):
         prepare("wikitext-2", source, out=tmp_path / "out")
     assert list((tmp_path / "out" / "wikitext-2").iterdir()) == []
@@ -125,7 +125,7 @@ def test_other_options_prepare_anew(tmp_path: Path) -> None:
     assert again.reasons == [f"{again.folder}: prepared with other options"]
 
 
-def test_a_damaged_file_is_noticed_and_named(tmp_path: Path) -> None:
+def test_a_corrupt_file_is_noticed_and_named(tmp_path: Path) -> None:
     source = write_wikitext(tmp_path)
     ready = prepare("wikitext-2", source, out=tmp_path / "out")
     path = ready.folder / ready.manifest.build / "train.tokens.bin"
@@ -146,8 +146,8 @@ def test_a_damaged_file_is_noticed_and_named(tmp_path: Path) -> None:
     status = path.stat()
     path.write_bytes(b"\1" + content[1:])
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))  # a disk's fault leaves the time as it was
-    assert damage(again.folder, again.manifest, thorough=False) == []
-    assert len(damage(again.folder, again.manifest, thorough=True)) == 1
+    assert verify(again.folder, again.manifest, thorough=False) == []
+    assert len(verify(again.folder, again.manifest, thorough=True)) == 1
 
     path.unlink()
     with pytest.raises(DataError, match=r"train.tokens.bin: this file of the prepared set is missing"):
@@ -155,7 +155,7 @@ def test_a_damaged_file_is_noticed_and_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 99}', '{"format": 2}', '{"format": 2, "splits": 3}'])
-def test_a_damaged_manifest(tmp_path: Path, text: str) -> None:
+def test_a_corrupt_manifest(tmp_path: Path, text: str) -> None:
     source = write_wikitext(tmp_path)
     ready = prepare("wikitext-2", source, out=tmp_path / "out")
     (ready.folder / "manifest.json").write_text(text)
@@ -174,7 +174,7 @@ def test_absent_sets_say_how_to_get_them(tmp_path: Path) -> None:
 
 
 def test_bad_requests(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="there is no task 'listop'; did you mean 'listops'"):
+    with pytest.raises(UsageError, match="there is no task 'listop': did you mean 'listops'"):
         prepare("listop", out=tmp_path)
     with pytest.raises(UsageError, match="text has no option 'train'; it has seed, validation"):
         prepare("text", write_imdb(tmp_path), out=tmp_path / "out", options={"train": 3})
@@ -269,7 +269,7 @@ def test_a_full_disk_for_the_manifest_leaves_the_old_set(tmp_path: Path, monkeyp
     def full(*arguments: object, **options: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("mgk.data.writer.json.dump", full)
+    monkeypatch.setattr("mgk.data.writer.write_json", full)
     with pytest.raises(DataError, match=r"cannot write '.*wikitext-2': No space left on device"):
         prepare("wikitext-2", source, out=tmp_path / "out")
     assert {name: before[name] for name in before} == {name: snapshot(tmp_path / "out")[name] for name in before}
@@ -311,7 +311,7 @@ INTERRUPTED = """
     if stage == "arrays":
         writer.SetWriter.add_file = stop
     elif stage == "placed":
-        writer._write_manifest = stop
+        writer.write_json = stop
     else:
         writer.shutil.rmtree = stop
     prepare("wikitext-2", source, out=out)
@@ -345,9 +345,9 @@ def test_killed_at_any_moment_it_leaves_the_old_or_the_new_set(tmp_path: Path, s
     else:
         assert manifest is None
     if manifest is not None:
-        assert damage(out / "wikitext-2", manifest, thorough=True) == []
+        assert verify(out / "wikitext-2", manifest, thorough=True) == []
     prepare("wikitext-2", source, out=out)
-    assert damage(out / "wikitext-2", read_manifest(out / "wikitext-2"), thorough=True) == []
+    assert verify(out / "wikitext-2", read_manifest(out / "wikitext-2"), thorough=True) == []
 
 
 def test_what_a_killed_process_left_is_removed_after_an_hour(tmp_path: Path) -> None:
@@ -389,7 +389,7 @@ def test_what_is_written_is_read(tmp_path_factory, rows, sequences: int, at_once
             writer.append_examples(examples)
     manifest = read_manifest(folder)
     assert manifest is not None
-    assert damage(folder, manifest, thorough=True) == []
+    assert verify(folder, manifest, thorough=True) == []
     for split in {row[0] for row in rows}:
         data = SequenceDataset(Split(folder, manifest, split), max_length=100, sequences=sequences)
         expected = [example for example in examples if example.split == split]
@@ -413,5 +413,5 @@ def test_two_processes_at_once(tmp_path: Path) -> None:
     assert [process.returncode for process in processes] == [0, 0]
     assert len(outputs) == 1
     folder = tmp_path / "synthetic-text"
-    assert damage(folder, read_manifest(folder), thorough=True) == []
+    assert verify(folder, read_manifest(folder), thorough=True) == []
     assert len(list(folder.iterdir())) == 2

@@ -7,9 +7,8 @@ from hypothesis import strategies as st
 from official_layouts import WIKI, pack, write_wikitext
 
 from mgk.data import DataError, UsageError, load_tokens, prepare
-from mgk.data.sources import Source
+from mgk.data.sources import Source, line_pieces
 from mgk.data.text_files import _parts
-from mgk.data.words import line_pieces
 
 
 def read_vocabulary(folder: Path, build: str) -> list[str]:

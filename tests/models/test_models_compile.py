@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tiny_models import VARIANTS, config, moved, tokens
+from tiny_models import LINEAR, VARIANTS, config, moved, tokens
 from torch.export import Dim
 
 from mgk.models import MgkForCausalLM, MgkForSequenceClassification
@@ -48,7 +48,7 @@ def test_compiled_decoder_with_a_cache(variant):
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_exported_classifier(variant, tmp_path):
-    backend = "auto" if variant in ("linear", "mlk", "smlk") else "sdpa"
+    backend = "auto" if variant in LINEAR else "sdpa"
     model = moved(MgkForSequenceClassification(config(variant, backend=backend)))
     batch, length = Dim("batch", max=64), Dim("length", max=48)
     program = torch.export.export(

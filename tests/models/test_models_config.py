@@ -7,7 +7,7 @@ import sys
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_models import VARIANTS, config
+from tiny_models import LINEAR, VARIANTS, config
 
 from mgk.models import MgkConfig, MgkForCausalLM, MgkForImageClassification, MgkForSequenceClassification, MgkModel
 
@@ -89,7 +89,7 @@ def test_widths_left_open_are_derived():
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_one_recipe_serves_all_variants(variant):
     made = config(variant, attention_probs_dropout_prob=0.3)
-    is_linear = variant in ("linear", "mlk", "smlk")
+    is_linear = variant in LINEAR
     assert made.is_linear is is_linear
     assert MgkModel(made).layers[0].attention.dropout == (0.0 if is_linear else 0.3)
 
@@ -140,18 +140,22 @@ def test_a_decoder_leaves_the_configuration_it_is_given_as_it_is():
     assert not mine.is_decoder
 
 
-def test_without_the_extra_the_import_says_what_to_install():
-    program = """
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [("import mgk.models", "mgk.models needs"), ("from mgk.data import byte_tokenizer", "tokenizers need")],
+)
+def test_without_the_extra_the_import_says_what_to_install(line, message):
+    program = f"""
 import sys
 class Blocker:
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] == "transformers":
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
 sys.meta_path.insert(0, Blocker())
 try:
-    import mgk.models
+    {line}
 except ImportError as error:
     print(error)
 """
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert result.stdout == "mgk.models needs Hugging Face transformers: pip install 'mgk[train]'\n"
+    assert result.stdout == f"{message} Hugging Face transformers: pip install 'mgk[train]'\n"

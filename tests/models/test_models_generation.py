@@ -211,7 +211,7 @@ def test_attentions_in_generation(variant):
     model, ids = language_model(variant), tokens(2, 5)
     options = {"max_new_tokens": 3, "do_sample": False, "output_attentions": True, "return_dict_in_generate": True}
     if variant in LINEAR:
-        with pytest.raises(ValueError, match="output_attentions cannot look into the state"):
+        with pytest.raises(ValueError, match="output_attentions cannot be computed from the state"):
             model.generate(ids, attention_mask=torch.ones_like(ids), **options)
         options["use_cache"] = False
     out = model.generate(ids, attention_mask=torch.ones_like(ids), **options)

@@ -65,7 +65,7 @@ def test_tying():
 
 @KINDS
 def test_token_losses_count_the_wanted_positions_only(options, monkeypatch):
-    monkeypatch.setattr(causal_lm, "_MOST_LOGITS", 3 * VOCAB)  # in pieces of 3 positions
+    monkeypatch.setattr(causal_lm, "MAX_LOGITS", 3 * VOCAB)  # in pieces of 3 positions
     model, ids = language_model(**options), tokens(4, 8)
     targets = tokens(4, 8, seed=1)
     targets[1:, :-1] = -100

@@ -8,7 +8,7 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file, save_file
-from tiny_models import VARIANTS, config, moved, tokens
+from tiny_models import LINEAR, VARIANTS, config, moved, tokens
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -18,7 +18,6 @@ from transformers import (
 )
 
 from mgk.models import (
-    MgkConfig,
     MgkForCausalLM,
     MgkForDocumentRetrieval,
     MgkForImageClassification,
@@ -26,6 +25,7 @@ from mgk.models import (
     MgkModel,
     write_card,
 )
+from mgk.models.configuration import MgkConfig
 from mgk.nn import MixtureAttention
 
 WEIGHTS = "model.safetensors"
@@ -52,7 +52,7 @@ def saved(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_class_comes_back_with_every_weight(variant, tmp_path):
-    options = {"feature_map": "favor"} if variant in ("linear", "mlk", "smlk") else {}
+    options = {"feature_map": "favor"} if variant in LINEAR else {}
     if variant in ("mgk", "smgk"):
         options = {"prior": "em", "variance": "em"}
     for cls in CLASSES:
@@ -101,7 +101,7 @@ def test_shards(tmp_path):
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_meta_device_initialisation_has_the_right_distribution(variant, tmp_path):
     """A checkpoint of the transformer alone, made into a classifier: what is new is drawn, what is there is kept."""
-    options = {"feature_map": "favor"} if variant in ("linear", "mlk", "smlk") else {}
+    options = {"feature_map": "favor"} if variant in LINEAR else {}
     base = moved(MgkModel(config(variant, **options, pooling="cls")))
     base.save_pretrained(tmp_path)
     torch.manual_seed(3)
@@ -134,7 +134,7 @@ def test_attention_starts_as_the_module_alone_does(variant):
 
 def test_missing_weights_of_every_kind_are_drawn_as_at_the_start(tmp_path, monkeypatch):
     """Loading raises for them; below that check, transformers must have called our initialisation for each."""
-    monkeypatch.setattr("mgk.models.loading._check", lambda *args: set())
+    monkeypatch.setattr("mgk.models.loading.check_weights", lambda *args: set())
     options = {"prior": "em", "variance": "em", "pooling": "cls"}
     variants = [("smgk", options), ("mgk", {"variance": "learned"}), ("mlk", {"feature_map": "favor"})]
     for number, (variant, changes) in enumerate(variants):
@@ -180,13 +180,13 @@ def test_half_precision_keeps_the_statistics_in_float32(tmp_path):
 )
 def test_missing_weights_raise(saved, name):
     change_weights(saved, lambda weights: weights.pop(name))
-    with pytest.raises(ValueError, match=rf"do not fit MgkForSequenceClassification .* they lack {name}"):
+    with pytest.raises(ValueError, match=rf"do not fit MgkForSequenceClassification .* missing are {name}"):
         MgkForSequenceClassification.from_pretrained(saved)
 
 
 def test_weights_that_the_model_does_not_know_raise(saved):
     change_weights(saved, lambda weights: weights.update(surprise=torch.zeros(2)))
-    with pytest.raises(ValueError, match="they have, beyond what the model knows, surprise"):
+    with pytest.raises(ValueError, match="unexpected are surprise"):
         MgkForSequenceClassification.from_pretrained(saved)
 
 
@@ -214,7 +214,7 @@ def test_another_head_starts_anew_and_a_broken_one_raises(saved):
         MgkForDocumentRetrieval.from_pretrained(saved)
     assert MgkForDocumentRetrieval.from_pretrained(saved, ignore_mismatched_sizes=True).num_labels == 3
     change_weights(saved, lambda weights: weights.pop("classifier.out.bias"))
-    with pytest.raises(ValueError, match=r"they lack classifier\.out\.bias"):
+    with pytest.raises(ValueError, match=r"missing are classifier\.out\.bias"):
         MgkForImageClassification.from_pretrained(saved)
 
 

@@ -7,13 +7,12 @@ import torch
 from tiny_models import VARIANTS, config, moved, tokens
 from transformers import Trainer, TrainingArguments, pipeline
 
-from mgk.data import Collator, SegmentDataset
+from mgk.data import Collator, SegmentDataset, byte_tokenizer
 from mgk.models import (
     MgkForCausalLM,
     MgkForDocumentRetrieval,
     MgkForImageClassification,
     MgkForSequenceClassification,
-    byte_tokenizer,
 )
 
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}

@@ -5,11 +5,12 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from mgk import variants
 from mgk.models import MgkConfig, MgkPreTrainedModel
 
-VARIANTS = ("softmax", "linear", "mgk", "smgk", "mlk", "smlk")
-GROWING = ("softmax", "mgk", "smgk")
-LINEAR = ("linear", "mlk", "smlk")
+VARIANTS = tuple(variants.VARIANTS)
+LINEAR = tuple(name for name, spec in variants.VARIANTS.items() if spec.is_linear)
+GROWING = tuple(name for name in VARIANTS if name not in LINEAR)
 VOCAB = 30
 
 Model = TypeVar("Model", bound=MgkPreTrainedModel)

@@ -4,13 +4,14 @@ import torch
 from torch import Tensor
 
 import mgk
+from mgk import variants
 from mgk.nn import MixtureAttention
 
-VARIANTS = ("softmax", "linear", "mgk", "smgk", "mlk", "smlk")
-MIXTURES = ("mgk", "smgk", "mlk", "smlk")
-GAUSSIAN = ("mgk", "smgk")
-LINEAR = ("linear", "mlk", "smlk")
-PRIORS = ("learned", "em", "uniform")
+VARIANTS = tuple(variants.VARIANTS)
+MIXTURES = tuple(name for name, spec in variants.VARIANTS.items() if spec.is_mixture)
+LINEAR = tuple(name for name, spec in variants.VARIANTS.items() if spec.is_linear)
+GAUSSIAN = tuple(name for name in MIXTURES if name not in LINEAR)
+PRIORS = variants.CHOICES["prior"]
 EMBED_DIM, NUM_HEADS = 12, 3
 
 
@@ -39,6 +40,15 @@ def padding_mask(*lengths: int, total: int, side: str = "right") -> Tensor:
     positions = torch.arange(total)
     rows = [positions < n if side == "right" else positions >= total - n for n in lengths]
     return torch.stack(rows)
+
+
+KEY_MASK = padding_mask(7, 4, total=7)
+MASKS = {
+    "none": {},
+    "key": {"key_mask": KEY_MASK},
+    "causal": {"is_causal": True},
+    "key-causal": {"key_mask": KEY_MASK, "is_causal": True},
+}
 
 
 def project(attn: MixtureAttention, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:

@@ -10,9 +10,9 @@ from mgk.nn import rotary_tables
 
 @pytest.fixture(autouse=True)
 def _fresh_compiler():
-    torch._dynamo.reset()
+    torch.compiler.reset()
     yield
-    torch._dynamo.reset()
+    torch.compiler.reset()
 
 
 def run(function, attn, x, **options):

@@ -106,7 +106,7 @@ CALLS = [
     ({"context": "memory"}, r"context must be a tensor of shape \(B, S, C\), got str"),
     ({"context": X[..., 1:]}, r"context must have size 12 in dimension 2 \(embed_dim\)"),
     ({"context": X[:1]}, r"context must have size 2 in dimension 0 \(the batch of x\)"),
-    ({"context": X, "rotary": TABLES}, "rotary turns .* it cannot be used with context"),
+    ({"context": X, "rotary": TABLES}, "rotary has the positions of x: it cannot be used with context"),
     ({"key_mask": torch.ones(2, 5)}, "key_mask must have one of the dtypes bool, got float32"),
     ({"key_mask": torch.ones(2, 4) > 0}, r"key_mask must have shape \(B, S\) = \(2, 5\), got \(2, 4\)"),
     ({"key_mask": torch.ones(5) > 0}, r"key_mask must have shape \(B, S\), got \(5,\)"),
@@ -149,7 +149,7 @@ def test_linear_variants_have_no_attn_mask_and_no_weights_of_a_state(variant):
         attn(X, attn_mask=torch.ones(5, 5, dtype=torch.bool))
     cache = attn.new_cache()
     attn(X, is_causal=True, cache=cache)
-    with pytest.raises(ValueError, match="need_weights cannot look into a linear state"):
+    with pytest.raises(ValueError, match="need_weights cannot be computed from a linear state"):
         attn(X, is_causal=True, cache=cache, need_weights=True)
 
 

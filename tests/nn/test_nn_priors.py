@@ -4,6 +4,8 @@ import pytest
 import torch
 from recompute import (
     GAUSSIAN,
+    KEY_MASK,
+    MASKS,
     MIXTURES,
     both_masks,
     expected_output,
@@ -20,13 +22,6 @@ from torch.utils.checkpoint import checkpoint
 import mgk
 from mgk.nn import EMPrior, LearnedPrior, MixtureAttention, m_step_all
 
-KEY_MASK = padding_mask(7, 4, total=7)
-MASKS = {
-    "none": {},
-    "key": {"key_mask": KEY_MASK},
-    "causal": {"is_causal": True},
-    "key-causal": {"key_mask": KEY_MASK, "is_causal": True},
-}
 H, M = 3, 2
 
 

@@ -1,16 +1,8 @@
-"""need_weights: the position weights before dropout, the output as if nobody had asked."""
+"""need_weights: the position weights before dropout, the output is the same without them."""
 
 import pytest
 import torch
-from recompute import GAUSSIAN, VARIANTS, make, padding_mask, project, tokens
-
-KEY_MASK = padding_mask(7, 4, total=7)
-MASKS = {
-    "none": {},
-    "key": {"key_mask": KEY_MASK},
-    "causal": {"is_causal": True},
-    "key-causal": {"key_mask": KEY_MASK, "is_causal": True},
-}
+from recompute import GAUSSIAN, KEY_MASK, MASKS, VARIANTS, make, project, tokens
 
 
 @pytest.mark.parametrize("masks", MASKS.values(), ids=list(MASKS))

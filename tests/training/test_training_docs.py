@@ -27,7 +27,7 @@ def test_the_examples_of_scaling_are_accepted(tmp_path):
     for code in blocks("scaling.md"):
         exec(code, names)
     assert names["arguments"](str(tmp_path)).fsdp_config["transformer_layer_cls_to_wrap"] == ["MgkLayer"]
-    from mgk.models.layers import MgkLayer  # noqa: F401  the name that is wrapped
+    from mgk.models.modeling import MgkLayer  # noqa: F401  the name that is wrapped
 
 
 def rows():

@@ -1,5 +1,6 @@
 """Packages whose public names load on first use, so that importing one imports neither torch nor anything heavier."""
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
@@ -20,9 +21,12 @@ def lazy_exports(
 
     def load(name: str) -> Any:
         if name in home:
-            return getattr(import_module(home[name]), name)
-        if name in submodules:
-            return import_module(f"{package}.{name}")
-        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+            value = getattr(import_module(home[name]), name)
+        elif name in submodules:
+            value = import_module(f"{package}.{name}")
+        else:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        setattr(sys.modules[package], name, value)  # the next access does not call this function
+        return value
 
     return public, load, lambda: public

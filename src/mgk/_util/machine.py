@@ -1,8 +1,10 @@
-"""The machine that a measurement was made on: a figure without it says little."""
+"""The machine: its description for reports, its CPU threads and its devices."""
 
 import os
 import platform
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -13,18 +15,18 @@ import torch
 
 @dataclass(frozen=True)
 class Machine:
-    """Hardware, software and the moment."""
+    """Hardware, software and time of a measurement."""
 
     processor: str
-    cores: int  # logical ones, of the whole machine
-    threads: int  # the ones that torch uses
-    instructions: str  # the widest set that torch's own kernels use
+    cores: int  # logical cores of the whole machine
+    threads: int  # CPU threads of torch
+    instructions: str  # the widest instruction set of torch's own kernels
     accelerator: str | None
     system: str
     python: str
     torch: str
     mgk: str
-    commit: str | None  # of the checkout that runs, "-dirty" when its files differ from it; None outside of one
+    commit: str | None  # of the running checkout, with "-dirty" if files were changed; None outside of a checkout
     date: str  # UTC, ISO 8601
 
     def __str__(self) -> str:
@@ -58,6 +60,23 @@ def describe(device: torch.device | None = None) -> Machine:
     )
 
 
+@contextmanager
+def cpu_threads(number: int | None) -> Iterator[None]:
+    """Set the number of CPU threads of torch inside the block; None leaves it unchanged."""
+    before = torch.get_num_threads()
+    if number is not None:
+        torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has finished all work given to it."""
+    torch.get_device_module(device).synchronize()
+
+
 def _processor() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -75,7 +94,7 @@ def _accelerator(device: torch.device | None) -> str | None:
 
 
 def _commit(file: Path) -> str | None:
-    """The commit of the repository that tracks the file, not of one that a virtual environment happens to lie in."""
+    """The commit of the repository that tracks the file; a repository around a virtual environment does not count."""
     if _git(file.parent, "ls-files", "--error-unmatch", file.name) is None:
         return None
     return _git(file.parent, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")

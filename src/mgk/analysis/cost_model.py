@@ -19,23 +19,9 @@ from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from typing import Any, Literal, Self, get_args
 
+from mgk import variants
 from mgk.analysis.formula import Quantity, Term
-from mgk.variants import (
-    DEFAULT_E_STEP,
-    DEFAULT_FEATURE_MAP,
-    DEFAULT_NUM_MIXTURES,
-    DEFAULT_PRIOR,
-    DEFAULT_VARIANCE,
-    VARIANTS,
-    EStep,
-    FeatureMapName,
-    Pooling,
-    Position,
-    Prior,
-    Variance,
-    Variant,
-    VariantSpec,
-)
+from mgk.variants import VARIANTS, VariantSpec
 
 Head = Literal["none", "classification", "retrieval", "language"]
 # Input vectors of a classifier: for a pair x1, x2, x1 * x2 and x1 - x2.
@@ -46,7 +32,7 @@ _VECTORS = {"classification": 1, "retrieval": 4}
 class Sizes:
     """Everything that the cost depends on; in comments the symbol of each size."""
 
-    attention: Variant
+    attention: variants.Variant
     heads: int  # H
     head_dim: int  # D
     hidden: int  # C
@@ -54,7 +40,7 @@ class Sizes:
     intermediate: int  # F
     length: int  # N
     batch: int = 1  # E
-    mixtures: int = DEFAULT_NUM_MIXTURES  # M; softmax and linear attention have one key
+    mixtures: int = variants.DEFAULT_NUM_MIXTURES  # M; softmax and linear attention have one key
     vocab: int = 0  # V
     max_positions: int | None = None  # T, of learned positions; by default the length
     labels: int = 0  # O
@@ -63,14 +49,14 @@ class Sizes:
     tied: bool = True  # whether a language model's output layer shares the token embeddings
     cutoffs: tuple[int, ...] = ()  # of an adaptive softmax, counted as if all clusters were evaluated
     cutoff_divisor: float = 4.0  # by which its clusters' widths shrink
-    pooling: Pooling = "mean"  # "cls" adds a token
+    pooling: variants.Pooling = "mean"  # "cls" adds a token
     patch: int = 0  # A, for images cut into patches; 0 for tokens
     causal: bool = False
-    e_step: EStep = DEFAULT_E_STEP
-    prior: Prior = DEFAULT_PRIOR
-    variance: Variance = DEFAULT_VARIANCE
-    feature_map: FeatureMapName = DEFAULT_FEATURE_MAP
-    position: Position = "learned"
+    e_step: variants.EStep = variants.DEFAULT_E_STEP
+    prior: variants.Prior = variants.DEFAULT_PRIOR
+    variance: variants.Variance = variants.DEFAULT_VARIANCE
+    feature_map: variants.FeatureMapName = variants.DEFAULT_FEATURE_MAP
+    position: variants.Position = "learned"
     bytes_per_number: int = 4  # W: 4 for float32, 2 for half precision
     fused: bool = (
         True  # False: a q.k product for each component of shifted keys too, as in Eq. 9 and the paper's counts
@@ -89,29 +75,15 @@ class Sizes:
     @classmethod
     def from_config(cls, config: Any, *, length: int, batch: int = 1, head: Head = "none", **options: Any) -> Self:
         """The sizes of a model with this :class:`mgk.models.MgkConfig`, for inputs of ``length`` tokens or patches."""
-        return cls(
-            attention=config.attention,
-            heads=config.num_attention_heads,
-            head_dim=config.head_dim or config.hidden_size // config.num_attention_heads,
-            hidden=config.hidden_size,
-            layers=config.num_hidden_layers,
-            intermediate=config.intermediate_size,
-            length=length,
-            batch=batch,
-            mixtures=config.num_mixtures,
-            vocab=config.vocab_size,
-            max_positions=config.max_position_embeddings,
-            labels=config.num_labels,
-            classifier_hidden=config.classifier_hidden_size,
-            head=head,
-            tied=config.tie_word_embeddings,
-            cutoffs=tuple(config.adaptive_cutoffs or ()),
-            cutoff_divisor=config.adaptive_div_value,
-            patch=config.num_channels * config.patch_size**2 if config.patch_size else 0,
-            causal=config.is_decoder or head == "language",
-            **{name: getattr(config, name) for name in _SHARED_NAMES},
-            **options,
-        )
+        names = {name: getattr(config, name) for name in _SHARED_NAMES}
+        sizes = {name: getattr(config, source) for name, source in _CONFIG_NAMES.items()}
+        computed = {
+            "head_dim": config.head_dim or config.hidden_size // config.num_attention_heads,
+            "cutoffs": tuple(config.adaptive_cutoffs or ()),
+            "patch": config.num_channels * config.patch_size**2 if config.patch_size else 0,
+            "causal": config.is_decoder or head == "language",
+        }
+        return cls(length=length, batch=batch, head=head, **{**names, **sizes, **computed, **options})
 
     def baseline(self) -> Self:
         """Softmax or linear attention with twice the heads, which a mixture replaces."""
@@ -160,7 +132,20 @@ class Sizes:
         return Quantity(name, terms, self.symbols)
 
 
-_SHARED_NAMES = ("pooling", "e_step", "prior", "variance", "feature_map", "position")
+_SHARED_NAMES = ("attention", "pooling", "e_step", "prior", "variance", "feature_map", "position")
+_CONFIG_NAMES = {
+    "heads": "num_attention_heads",
+    "hidden": "hidden_size",
+    "layers": "num_hidden_layers",
+    "intermediate": "intermediate_size",
+    "mixtures": "num_mixtures",
+    "vocab": "vocab_size",
+    "max_positions": "max_position_embeddings",
+    "labels": "num_labels",
+    "classifier_hidden": "classifier_hidden_size",
+    "tied": "tie_word_embeddings",
+    "cutoff_divisor": "adaptive_div_value",
+}
 
 
 def attention_parameters(sizes: Sizes) -> Quantity:
@@ -192,7 +177,7 @@ def model_parameters(sizes: Sizes) -> Quantity:
     if sizes.pooling == "cls":
         terms.append(Term("class token", "C"))
     terms.append(Term("last norm", "2 * C"))
-    rest = sizes.quantity("", *terms, *_head_parameters(sizes))
+    rest = sizes.quantity("", *terms, *_head_terms(sizes, flops=False))
     return layer_parameters(sizes).times("L", name="model parameters") + rest
 
 
@@ -211,7 +196,7 @@ def forward_flops(sizes: Sizes) -> Quantity:
     )
     patches = "N" if sizes.pooling == "mean" else "(N - 1)"
     embedding = [Term("patches", f"2 * B * {patches} * A * C")] if sizes.patch else []
-    return layer.times("L") + sizes.quantity("", *embedding, *_head_flops(sizes))
+    return layer.times("L") + sizes.quantity("", *embedding, *_head_terms(sizes, flops=True))
 
 
 def training_flops(sizes: Sizes) -> Quantity:
@@ -244,7 +229,7 @@ def activation_bytes(sizes: Sizes) -> Quantity:
 
 def head_parameters(sizes: Sizes) -> Quantity:
     """The head on top of the last norm; an output layer that shares the token embeddings adds none."""
-    return sizes.quantity("head parameters", *_head_parameters(sizes))
+    return sizes.quantity("head parameters", *_head_terms(sizes, flops=False))
 
 
 def _attention_activations(sizes: Sizes) -> Iterator[Term]:
@@ -259,22 +244,16 @@ def _attention_activations(sizes: Sizes) -> Iterator[Term]:
     yield Term("maxima, sums, biases", "W * B * N * H * (M + 2)")
 
 
-def _head_parameters(sizes: Sizes) -> Iterator[Term]:
+def _head_terms(sizes: Sizes, *, flops: bool) -> Iterator[Term]:
+    """The parameters of the head, or its FLOPs."""
+    per_token = "2 * B * N * " if flops else ""
     if sizes.head in _VECTORS:
-        yield Term("classifier", f"{_VECTORS[sizes.head]} * C * G + G + G * O + O")
+        weights = f"{_VECTORS[sizes.head]} * C * G"
+        yield Term("classifier", f"2 * E * ({weights} + G * O)" if flops else f"{weights} + G + G * O + O")
     elif sizes.head == "language" and sizes.cutoffs:
-        yield from _adaptive_softmax(sizes, "")
-    elif sizes.head == "language" and not sizes.tied:
-        yield Term("softmax", "V * C")
-
-
-def _head_flops(sizes: Sizes) -> Iterator[Term]:
-    if sizes.head in _VECTORS:
-        yield Term("classifier", f"2 * E * ({_VECTORS[sizes.head]} * C * G + G * O)")
-    elif sizes.head == "language" and sizes.cutoffs:
-        yield from _adaptive_softmax(sizes, "2 * B * N * ")
-    elif sizes.head == "language":
-        yield Term("softmax", "2 * B * N * C * V")
+        yield from _adaptive_softmax(sizes, per_token)
+    elif sizes.head == "language" and (flops or not sizes.tied):
+        yield Term("softmax", f"{per_token}C * V")
 
 
 def _adaptive_softmax(sizes: Sizes, factor: str) -> Iterator[Term]:

@@ -1,14 +1,14 @@
 """Quantities with their formula: one text is shown and evaluated, so the two cannot differ."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 _SYMBOL = re.compile(r"[A-Za-z_]+")
 
 
-@dataclass(frozen=True)
-class Term:
+class Term(NamedTuple):
     """A summand: what it stands for, and its formula."""
 
     name: str
@@ -39,11 +39,10 @@ class Quantity:
 
     def explain(self) -> str:
         """The value, then a line per term: its formula in symbols, in numbers, and its value."""
-        return "\n".join([f"{self.name} = {self.value:,}", *self._term_lines()])
-
-    def _term_lines(self) -> Iterator[str]:
+        lines = [f"{self.name} = {self.value:,}"]
         for term in self.terms:
-            yield f"  {term.name}: {term.formula} = {self.with_numbers(term)} = {self.term_value(term):,}"
+            lines.append(f"  {term.name}: {term.formula} = {self.with_numbers(term)} = {self.term_value(term):,}")
+        return "\n".join(lines)
 
     def __add__(self, other: "Quantity") -> "Quantity":
         """The terms of both, under the name of the first."""

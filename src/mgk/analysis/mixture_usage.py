@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from mgk.analysis.attention_maps import Example, inference
-from mgk.functional import linear_mixture_weights, mixture_weights, responsibilities
-from mgk.functional.linear.api import features
+from mgk.functional import mixture_weights, responsibilities
+from mgk.functional.linear import reference as linear
+from mgk.functional.linear.inputs import validate_inputs
 from mgk.nn import MixtureAttention
 from mgk.variants import VARIANTS
 
@@ -89,12 +90,9 @@ def _usage(module: MixtureAttention, x: Tensor, options: dict[str, Any]) -> tupl
     sigma: Any = module.head_dim**0.25
     if module.is_linear:
         assert module.feature_map is not None
-        phi_q, phi_k = features(query, keys, module.feature_map)
-        products = phi_q.unsqueeze(2) @ phi_k.mT  # (1, H, M, L, S)
-        if log_prior is not None:
-            products = products * log_prior.exp().unsqueeze(3)
-        gamma = products / products.sum(2, keepdim=True).clamp_min(torch.finfo(products.dtype).tiny)
-        weights = linear_mixture_weights(query, keys, log_prior, feature_map=module.feature_map, is_causal=is_causal)
+        mapped = {"feature_map": module.feature_map, "is_causal": is_causal}
+        inputs = validate_inputs(query, keys, log_prior=log_prior, **mapped)
+        weights, gamma = linear.weights(inputs), linear.responsibilities(inputs)  # (1, H, L, S), (1, H, M, L, S)
     else:
         variance = module.variance()
         given = {"variance": variance, "e_step": module.e_step, "is_causal": is_causal}

@@ -1,1 +1,1 @@
-"""Measurements of time and memory, each as a ratio to a yardstick that is measured beside it."""
+"""Benchmarks of time, memory and precision: one registry, one runner, one JSON form."""

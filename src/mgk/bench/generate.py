@@ -1,81 +1,29 @@
-"""Tokens per second and bytes of the cache in generation, against softmax that fills the width and GPT-2."""
+"""Tokens per second and cache size in generation, against softmax attention that fills the width and GPT-2.
+
+Rows of experiment "speed" have ``model``, ``heads``, ``tokens_per_second`` of the whole batch (median over rounds),
+``times_softmax`` and ``times_gpt2`` (speed relative to that model in the same round: median, ``_min``, ``_max``) and
+``cache_bytes`` after the last token. Rows of experiment "position" have ``model``, ``position`` and ``milliseconds``
+for one token of the whole batch there.
+"""
 
 import copy
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from functools import partial
 from statistics import median
-from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel, PreTrainedModel
 from transformers.cache_utils import Cache
 
-from mgk._util import machine
-from mgk._util.machine import Machine
 from mgk.bench import timing
-from mgk.bench.conditions import measuring, usable_device
-from mgk.bench.errors import BenchError
-from mgk.bench.generate_settings import GenerateSettings
+from mgk.bench.registry import GenerateSettings
+from mgk.bench.runner import BenchError, OnStep, Outcome, Row
+from mgk.bench.timing import Steps
 from mgk.models import MgkConfig, MgkForCausalLM
 from mgk.models.transformers_cache import CoreCacheLayer
 
-SOFTMAX, GPT2 = "softmax", "gpt2"
+BASELINES = SOFTMAX, GPT2 = "softmax", "gpt2"
 _STATE_VARIANT = "mlk"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Speed:
-    """One model while it generates."""
-
-    model: str
-    heads: int
-    tokens_per_second: float  # of the whole batch, the median over rounds
-    times_softmax: float  # how many times as fast as softmax in the same round, the median over rounds
-    times_softmax_min: float
-    times_softmax_max: float
-    times_gpt2: float
-    times_gpt2_min: float
-    times_gpt2_max: float
-    cache_bytes: int  # after the last token
-
-
-@dataclass(frozen=True, kw_only=True)
-class AtPosition:
-    """The time for one token of the whole batch, so many tokens after the start."""
-
-    model: str
-    position: int
-    milliseconds: float  # the median over rounds
-
-
-@dataclass(frozen=True, kw_only=True)
-class GenerateReport:
-    """Every row, with what is needed to measure it again."""
-
-    settings: GenerateSettings
-    machine: Machine
-    speeds: tuple[Speed, ...]
-    positions: tuple[AtPosition, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """The report in the types of JSON."""
-        data = asdict(self)
-        data["settings"] = {
-            name: list(value) if isinstance(value, tuple) else value for name, value in data["settings"].items()
-        }
-        return {"benchmark": "generate", **data, "speeds": list(data["speeds"]), "positions": list(data["positions"])}
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> "GenerateReport":
-        """The report that ``to_json`` made this of."""
-        values: dict[str, Any] = {name: tuple(x) if isinstance(x, list) else x for name, x in data["settings"].items()}
-        return cls(
-            settings=GenerateSettings(**values),
-            machine=Machine(**data["machine"]),
-            speeds=tuple(Speed(**row) for row in data["speeds"]),
-            positions=tuple(AtPosition(**row) for row in data["positions"]),
-        )
 
 
 class Generation:
@@ -89,18 +37,18 @@ class Generation:
         self.cache_bytes = 0
 
     def run(self, tokens: int) -> Tensor:
-        """Generate so many tokens greedily through ``generate``, and bring the cache back to where it was."""
+        """Generate greedily through ``generate``, then restore the cache."""
         length = self.cache.get_seq_length()
-        is_state = _is_state(self.cache)
+        layer = self.cache.layers[0]
+        is_state = isinstance(layer, CoreCacheLayer) and not layer.is_croppable
         cache = copy.deepcopy(self.cache) if is_state else self.cache
-        options = GenerationConfig(
-            max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False, pad_token_id=0, eos_token_id=None
-        )
         out = self.model.generate(
             self.prompt,
             attention_mask=torch.ones_like(self.prompt),
             past_key_values=cache,
-            generation_config=options,
+            generation_config=GenerationConfig(
+                max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False, pad_token_id=0, eos_token_id=None
+            ),
         )
         self.cache_bytes = cache_bytes(cache)
         if not is_state:
@@ -109,60 +57,57 @@ class Generation:
 
     @torch.no_grad()
     def steps(self, tokens: int) -> None:
-        """Decode so many tokens by the model alone: ``generate`` copies the text so far at every step."""
+        """Decode with the model alone: ``generate`` copies the text so far at every step."""
         cache, token = copy.deepcopy(self.cache), self.prompt[:, -1:]
         for _ in range(tokens):
             out = self.model(token, past_key_values=cache, use_cache=True)
             token = out.logits[:, -1:].argmax(-1)
 
 
-def run(settings: GenerateSettings, on_step: Callable[[int, int], None] = lambda done, total: None) -> GenerateReport:
-    """Measure what the settings ask for.
-
-    Args:
-        settings: shapes and options.
-        on_step: told after each run how many of how many are done.
-
-    Raises:
-        BenchError: when the sizes do not fit, the device is missing or the memory does not suffice.
-    """
+def run(settings: GenerateSettings, on_step: OnStep) -> Outcome:
+    """One row per model, softmax and GPT-2 first, then one per position."""
     if settings.width % settings.head_dim:
         raise BenchError(f"the width {settings.width} is no multiple of the head width {settings.head_dim}")
-    device = usable_device(settings.device)
-    with measuring(settings.threads, smaller="batch or prompt"):
-        return _run(settings, device, on_step)
+    names = (*BASELINES, *(name for name in settings.variants if name not in BASELINES))
+    steps = Steps(on_step, (settings.rounds + 1) * (len(names) + len(settings.positions)))
+    rows = _speeds(settings, names, steps)
+    return Outcome(rows + (_positions(settings, steps) if settings.positions else []))
 
 
 def make_model(name: str, settings: GenerateSettings) -> PreTrainedModel:
-    """An untrained model in evaluation; its speed does not depend on its weights."""
-    positions = max(settings.prompt + settings.tokens, *settings.positions, 1) + settings.position_tokens
+    """An untrained model in evaluation mode; its speed does not depend on its weights."""
+    num_positions = max(settings.prompt + settings.tokens, *settings.positions, 1) + settings.position_tokens
+    model: PreTrainedModel
     if name == GPT2:
-        options = GPT2Config(
+        config = GPT2Config(
             vocab_size=settings.vocab_size,
-            n_positions=positions,
+            n_positions=num_positions,
             n_embd=settings.width,
             n_layer=settings.layers,
-            n_head=_softmax_heads(settings),
+            n_head=_num_heads(name, settings),
             bos_token_id=None,
             eos_token_id=None,
         )
-        return GPT2LMHeadModel._from_config(options, attn_implementation="sdpa").eval()
-    config = MgkConfig(
-        attention=name,
-        vocab_size=settings.vocab_size,
-        hidden_size=settings.width,
-        num_hidden_layers=settings.layers,
-        num_attention_heads=_softmax_heads(settings) if name == SOFTMAX else settings.heads,
-        head_dim=settings.head_dim,
-        intermediate_size=4 * settings.width,
-        num_mixtures=settings.mixtures,
-        max_position_embeddings=positions,
-    )
-    return MgkForCausalLM(config).eval()
+        model = GPT2LMHeadModel._from_config(config, attn_implementation="sdpa")
+    else:
+        model = MgkForCausalLM(
+            MgkConfig(
+                attention=name,
+                vocab_size=settings.vocab_size,
+                hidden_size=settings.width,
+                num_hidden_layers=settings.layers,
+                num_attention_heads=_num_heads(name, settings),
+                head_dim=settings.head_dim,
+                intermediate_size=4 * settings.width,
+                num_mixtures=settings.mixtures,
+                max_position_embeddings=num_positions,
+            )
+        )
+    return model.eval().to(settings.device)
 
 
 def cache_bytes(cache: Cache) -> int:
-    """The bytes of the entries in use, of our caches and of those of transformers."""
+    """The bytes of the entries in use, of mgk's caches and of those of transformers."""
     total = 0
     for layer in cache.layers:
         if isinstance(layer, CoreCacheLayer):
@@ -172,75 +117,41 @@ def cache_bytes(cache: Cache) -> int:
     return total
 
 
-def _run(settings: GenerateSettings, device: torch.device, on_step: Callable[[int, int], None]) -> GenerateReport:
-    names = (SOFTMAX, GPT2, *(name for name in settings.variants if name not in (SOFTMAX, GPT2)))
-    total = (settings.rounds + 1) * (len(names) + len(settings.positions))
-    done = 0
-
-    def step() -> None:
-        nonlocal done
-        done += 1
-        on_step(done, total)
-
-    speeds = _speeds(settings, names, device, step)
-    positions = _positions(settings, device, step) if settings.positions else ()
-    return GenerateReport(settings=settings, machine=machine.describe(device), speeds=speeds, positions=positions)
-
-
-def _speeds(
-    settings: GenerateSettings, names: tuple[str, ...], device: torch.device, step: Callable[[], None]
-) -> tuple[Speed, ...]:
-    prompt = _prompt(settings, settings.prompt + 1, device)  # the last token is the first that is decoded
-    models = {name: Generation(make_model(name, settings).to(device), prompt) for name in names}
-    work = {name: _bind(generation.run, settings.tokens) for name, generation in models.items()}
-    seconds = timing.measure(work, rounds=settings.rounds, device=device, on_run=step)
+def _speeds(settings: GenerateSettings, names: tuple[str, ...], steps: Steps) -> list[Row]:
+    prompt = _prompt(settings, settings.prompt + 1)  # the last token is the first that is decoded
+    models = {name: Generation(make_model(name, settings), prompt) for name in names}
+    works = {name: partial(generation.run, settings.tokens) for name, generation in models.items()}
+    seconds = timing.measure(works, rounds=settings.rounds, device=torch.device(settings.device), on_run=steps)
     rows = []
     for name, generation in models.items():
-        softmax, gpt2 = ([a / b for a, b in zip(seconds[y], seconds[name], strict=True)] for y in (SOFTMAX, GPT2))
-        rows.append(
-            Speed(
-                model=name,
-                heads=_softmax_heads(settings) if name in (SOFTMAX, GPT2) else settings.heads,
-                tokens_per_second=settings.batch * settings.tokens / median(seconds[name]),
-                times_softmax=median(softmax),
-                times_softmax_min=min(softmax),
-                times_softmax_max=max(softmax),
-                times_gpt2=median(gpt2),
-                times_gpt2_min=min(gpt2),
-                times_gpt2_max=max(gpt2),
-                cache_bytes=generation.cache_bytes,
-            )
-        )
-    return tuple(rows)
+        row = {
+            "experiment": "speed",
+            "model": name,
+            "heads": _num_heads(name, settings),
+            "tokens_per_second": settings.batch * settings.tokens / median(seconds[name]),
+        }
+        for baseline in BASELINES:
+            times = [theirs / mine for theirs, mine in zip(seconds[baseline], seconds[name], strict=True)]
+            row[f"times_{baseline}"] = median(times)
+            row |= {f"times_{baseline}_min": min(times), f"times_{baseline}_max": max(times)}
+        rows.append({**row, "cache_bytes": generation.cache_bytes})
+    return rows
 
 
-def _positions(settings: GenerateSettings, device: torch.device, step: Callable[[], None]) -> tuple[AtPosition, ...]:
-    model = make_model(_STATE_VARIANT, settings).to(device)
-    places = {at: Generation(model, _prompt(settings, at + 1, device)) for at in settings.positions}
-    work = {str(at): _bind(generation.steps, settings.position_tokens) for at, generation in places.items()}
-    seconds = timing.measure(work, rounds=settings.rounds, device=device, on_run=step)
-    return tuple(
-        AtPosition(
-            model=_STATE_VARIANT,
-            position=at,
-            milliseconds=median(seconds[str(at)]) / settings.position_tokens * 1e3,
-        )
-        for at in settings.positions
-    )
+def _positions(settings: GenerateSettings, steps: Steps) -> list[Row]:
+    model, tokens = make_model(_STATE_VARIANT, settings), settings.position_tokens
+    works = {str(at): partial(Generation(model, _prompt(settings, at + 1)).steps, tokens) for at in settings.positions}
+    seconds = timing.measure(works, rounds=settings.rounds, device=torch.device(settings.device), on_run=steps)
+    common = {"experiment": "position", "model": _STATE_VARIANT}
+    return [
+        {**common, "position": int(at), "milliseconds": median(times) / tokens * 1e3} for at, times in seconds.items()
+    ]
 
 
-def _softmax_heads(settings: GenerateSettings) -> int:
-    return settings.width // settings.head_dim
+def _num_heads(name: str, settings: GenerateSettings) -> int:
+    return settings.width // settings.head_dim if name in BASELINES else settings.heads
 
 
-def _prompt(settings: GenerateSettings, length: int, device: torch.device) -> Tensor:
+def _prompt(settings: GenerateSettings, length: int) -> Tensor:
     generator = torch.Generator().manual_seed(0)
-    return torch.randint(settings.vocab_size, (settings.batch, length), generator=generator).to(device)
-
-
-def _bind(work: Callable[[int], object], tokens: int) -> Callable[[], object]:
-    return lambda: work(tokens)
-
-
-def _is_state(cache: Cache) -> bool:
-    return isinstance(cache.layers[0], CoreCacheLayer) and not cache.layers[0].is_croppable
+    return torch.randint(settings.vocab_size, (settings.batch, length), generator=generator).to(settings.device)

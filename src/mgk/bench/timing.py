@@ -1,4 +1,4 @@
-"""Times alternatives side by side: a ratio within one round cancels what slows the whole machine then."""
+"""Times alternatives side by side: a ratio within one round cancels what slows the whole machine in that round."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -7,77 +7,80 @@ from statistics import median
 
 import torch
 
+from mgk._util.machine import synchronize
+
+Work = Callable[[], object]
+CPU = torch.device("cpu")
+
 
 @dataclass(frozen=True)
 class Timing:
-    """The time of one alternative, and its ratio to the yardstick of the same round, over all rounds."""
+    """Time of one alternative over all rounds, and its ratio to the baseline's time in the same round."""
 
-    milliseconds: float  # the median
-    ratio: float  # the median
+    milliseconds: float  # median
+    ratio: float  # median
     ratio_min: float
     ratio_max: float
 
 
+class Steps:
+    """Counts finished runs for ``on_step``."""
+
+    def __init__(self, on_step: Callable[[int, int], None], total: int) -> None:
+        self.on_step, self.total, self.done = on_step, total, 0
+
+    def __call__(self) -> None:
+        """One more run is done."""
+        self.done += 1
+        self.on_step(self.done, self.total)
+
+
 def compare(
-    alternatives: Mapping[str, Callable[[], object]],
-    yardstick: str,
+    alternatives: Mapping[str, Work],
+    baseline: str,
     *,
     rounds: int,
-    device: torch.device,
+    device: torch.device = CPU,
     on_run: Callable[[], None] = lambda: None,
 ) -> dict[str, Timing]:
-    """Time the alternatives side by side.
+    """Time the alternatives side by side; returns a timing per name.
 
     Args:
         alternatives: what to run, by name.
-        yardstick: the name whose time the ratios divide by.
-        rounds: how many rounds to time.
+        baseline: the name whose time the ratios divide by.
+        rounds: number of timed rounds.
         device: where the work happens; waited for before the clock is read.
         on_run: called after each run, (rounds + 1) * len(alternatives) times.
-
-    Returns:
-        The timing of every alternative, by name.
     """
     seconds = measure(alternatives, rounds=rounds, device=device, on_run=on_run)
-    return {name: summary(seconds[name], seconds[yardstick]) for name in alternatives}
+    timings = {}
+    for name, times in seconds.items():
+        ratios = [mine / theirs for mine, theirs in zip(times, seconds[baseline], strict=True)]
+        timings[name] = Timing(median(times) * 1e3, median(ratios), min(ratios), max(ratios))
+    return timings
 
 
 def measure(
-    alternatives: Mapping[str, Callable[[], object]],
+    alternatives: Mapping[str, Work],
     *,
     rounds: int,
-    device: torch.device,
+    device: torch.device = CPU,
     on_run: Callable[[], None] = lambda: None,
 ) -> dict[str, list[float]]:
-    """Run every alternative once a round, in an order that rotates, after one round of warm-up: seconds by name."""
+    """Seconds per round of every alternative, by name.
+
+    Each runs once a round, in an order that rotates, after a warm-up round.
+    """
     names = list(alternatives)
     seconds: dict[str, list[float]] = {name: [] for name in names}
     for number in range(rounds + 1):
         first = number % len(names)
         for name in names[first:] + names[:first]:
-            elapsed = _seconds(alternatives[name], device)
+            synchronize(device)
+            start = time.perf_counter()
+            alternatives[name]()
+            synchronize(device)
             if number > 0:  # round 0 warms up
-                seconds[name].append(elapsed)
+                seconds[name].append(time.perf_counter() - start)
             on_run()
     return seconds
-
-
-def synchronize(device: torch.device) -> None:
-    """Wait until the device has done all that was asked of it."""
-    torch.get_device_module(device).synchronize()
-
-
-def _seconds(run: Callable[[], object], device: torch.device) -> float:
-    synchronize(device)
-    start = time.perf_counter()
-    run()
-    synchronize(device)
-    return time.perf_counter() - start
-
-
-def summary(seconds: list[float], yardstick: list[float]) -> Timing:
-    """The median of the times, and of their ratios to the yardstick's in the same round."""
-    ratios = [mine / theirs for mine, theirs in zip(seconds, yardstick, strict=True)]
-    return Timing(
-        milliseconds=median(seconds) * 1e3, ratio=median(ratios), ratio_min=min(ratios), ratio_max=max(ratios)
-    )

@@ -5,9 +5,9 @@ import traceback
 
 
 def main() -> None:
-    """Run the command; without its extra installed, say so and fail."""
+    """Run the command; exit with 1 and the name of the extra where that is not installed."""
     try:
-        import rich  # noqa: F401  tables and progress need it later; say now that it is missing
+        import rich  # noqa: F401  needed later for tables and progress; checked before any work
 
         from mgk.cli.app import app
     except ModuleNotFoundError as error:

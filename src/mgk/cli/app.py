@@ -1,4 +1,4 @@
-"""The verbs of ``mgk``, put together. Nothing here imports torch: help and usage errors answer at once."""
+"""The verbs of ``mgk``. Nothing here imports torch: help and usage errors answer at once."""
 
 from typing import Annotated
 
@@ -14,22 +14,17 @@ from mgk.cli.report import report
 from mgk.cli.reproduce import reproduce
 from mgk.cli.train import train
 
-# Plain help and errors: a message stays one line to search for.
+# Without rich markup: a message stays one line that can be searched for.
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-app.add_typer(analyze.app, name="analyze")
-app.add_typer(bench.app, name="bench")
-app.add_typer(data.app, name="data")
-app.command()(compare)
-app.command()(doctor)
+for _name, _verbs in (("analyze", analyze), ("bench", bench), ("data", data)):
+    app.add_typer(_verbs.app, name=_name)
 app.command("eval")(evaluate)
-app.command()(generate)
-app.command()(report)
-app.command()(reproduce)
-app.command()(train)
+for _verb in (compare, doctor, generate, report, reproduce, train):
+    app.command()(_verb)
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(is_given: bool) -> None:
+    if is_given:
         typer.echo(f"mgk {__version__}")
         raise typer.Exit
 
@@ -37,10 +32,9 @@ def _show_version(wanted: bool) -> None:
 @app.callback()
 def mgk(
     version: Annotated[
-        bool,
-        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit."),
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
     ] = False,
-    debug: Annotated[  # taken out of the arguments before they come here, wherever it stands
+    debug: Annotated[  # removed from the arguments before they are parsed, so that it may stand anywhere
         bool, typer.Option("--debug", help="Show Python's traceback when something fails.")
     ] = False,
 ) -> None:

@@ -1,4 +1,4 @@
-"""How a verb ends when it cannot do its work: one sentence on stderr, exit code 2 for a wrong request, 1 otherwise."""
+"""Errors of the library as one sentence on stderr: exit code 2 for a usage error, 1 otherwise."""
 
 import os
 import sys
@@ -11,28 +11,28 @@ import typer
 
 from mgk._util.errors import Interrupted, UserError
 
-# What the extra "train" brings, by the names to import.
-_OF_THE_EXTRA = ("accelerate", "markupsafe", "pydantic", "safetensors", "scipy", "tensorboard", "transformers", "yaml")
+# Modules of the extra "train".
+_TRAIN_EXTRA = ("accelerate", "markupsafe", "pydantic", "safetensors", "scipy", "tensorboard", "transformers", "yaml")
 
 
 @contextmanager
 def cli_errors() -> Iterator[None]:
-    """Turn the errors of the library into a sentence and an exit code."""
+    """Print an error of the library as one sentence and exit with its code; ``--debug`` adds the traceback."""
     try:
         yield
     except UserError as error:
-        _end(error, error.exit_code)
+        _exit(error, error.exit_code)
     except OSError as error:
-        _end(error, 1)
+        _exit(error, 1)
     except ImportError as error:
-        if error.name not in _OF_THE_EXTRA:
+        if error.name not in _TRAIN_EXTRA:
             raise
-        _end(UserError(f"this needs {error.name}, which is not installed: pip install 'mgk[train]'"), 1)
+        _exit(UserError(f"this needs {error.name}, which is not installed: pip install 'mgk[train]'"), 1)
 
 
-def _end(error: Exception, code: int) -> NoReturn:
+def _exit(error: Exception, code: int) -> NoReturn:
     if "--debug" in sys.argv:
         traceback.print_exception(error)
-    if not isinstance(error, Interrupted) or os.environ.get("RANK", "0") == "0":  # all ranks stop alike
+    if not isinstance(error, Interrupted) or os.environ.get("RANK", "0") == "0":  # every rank stops, one reports
         typer.echo(f"mgk: {error}", err=True)
     raise typer.Exit(code) from None

@@ -1,26 +1,26 @@
-"""``mgk data``: what data sets there are, making them ready, looking at them."""
+"""``mgk data``: list, prepare, inspect and verify the data sets. Imports NumPy only to do the work, torch never."""
 
+import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mgk.cli.cli_errors import cli_errors
 from mgk.cli.options import one_of
 from mgk.data.errors import DataError, UsageError
-from mgk.data.folders import data_folder
-from mgk.data.manifest import MANIFEST, damage, read_manifest
+from mgk.data.manifest import MANIFEST, data_folder, read_manifest, verify
 from mgk.data.task_registry import TASKS, find_task
 
 if TYPE_CHECKING:
     from mgk.data.inspection import SplitSummary
     from mgk.data.manifest import Manifest
-    from mgk.data.preparation import Prepared
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="The data sets: list, prepare, inspect, verify.")
 
-_FORMATS = ("arrays", "tsv")
 _BAR = 40
 _REASONS = 3
+_OPTIONS = {name for task in TASKS.values() for name in task.options}
 
 
 def _task(name: str) -> str:
@@ -30,44 +30,31 @@ def _task(name: str) -> str:
         raise typer.BadParameter(str(error)) from None
 
 
-def _tasks(names: list[str]) -> list[str]:
-    return [_task(name) for name in names]
-
-
 TaskName = Annotated[str, typer.Argument(metavar="TASK", callback=_task, help="One of those that 'list' shows.")]
 Folder = Annotated[
     Path | None,
-    typer.Option(
-        "--folder", metavar="DIR", file_okay=False, help="Where the prepared sets are.", show_default="MGK_DATA"
-    ),
+    typer.Option(metavar="DIR", file_okay=False, help="The folder of all prepared sets.", show_default="MGK_DATA"),
 ]
 
 
 @app.command("list")
 def list_(folder: Folder = None) -> None:
     """What there is, where it comes from, its licence and size, and what is present here."""
-    root = _root(folder)
+    with cli_errors():
+        root = folder or data_folder()
     for task in TASKS.values():
-        typer.echo(f"{task.name:24}{_presence(root / task.name)}")
-        typer.echo(f"    {task.title}")
+        typer.echo(f"{task.name:24}{_presence(root / task.name)}\n    {task.title}")
         if not task.is_synthetic:
             origin = f"generated here, or from {task.url}" if task.is_generated else task.url
             typer.echo(f"    from: {origin}\n    size: {task.size}; licence: {task.licence}")
     typer.echo(f"\nPrepared sets are in {root}. Make one ready with: mgk data prepare TASK [--source PATH]")
 
 
-def _root(folder: Path | None) -> Path:
-    try:
-        return data_folder() if folder is None else folder
-    except DataError as error:
-        _stop(error)
-
-
 def _presence(folder: Path) -> str:
     try:
         manifest = read_manifest(folder)
     except (DataError, OSError):
-        return "damaged: see mgk data verify"
+        return "corrupt: see mgk data verify"
     return "not here" if manifest is None else f"here: {_counts(manifest)}"
 
 
@@ -77,25 +64,23 @@ def _counts(manifest: "Manifest") -> str:
 
 @app.command()
 def prepare(
+    context: typer.Context,
     task: TaskName,
     source: Annotated[
-        Path | None,
-        typer.Option(metavar="PATH", exists=True, help="Folder or archive with the official files."),
+        Path | None, typer.Option(metavar="PATH", exists=True, help="Folder or archive with the official files.")
     ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR", file_okay=False, help="Where to put the set, as DIR/TASK.", show_default="MGK_DATA"
-        ),
-    ] = None,
+    out: Folder = None,
     from_hub: Annotated[bool, typer.Option("--from-hub", help="Fetch it from the Hugging Face hub.")] = False,
     format: Annotated[  # noqa: A002  the option's name
         str,
-        typer.Option(callback=one_of(_FORMATS), help="tsv, of listops: write the official files to DIR instead."),
+        typer.Option(
+            callback=one_of(("arrays", "tsv")), help="tsv, of listops: write the official files to DIR instead."
+        ),
     ] = "arrays",
     workers: Annotated[
         int | None, typer.Option(min=1, help="Processes that generate.", show_default="one a core")
     ] = None,
+    # The options of the tasks: preparation gets those that are given, by name.
     seed: Annotated[int | None, typer.Option(min=0, help="Of what is generated or held out.")] = None,
     train: Annotated[int | None, typer.Option(min=1, help="Training examples to generate.")] = None,
     validation: Annotated[int | None, typer.Option(min=0, help="Examples to generate, or to hold out.")] = None,
@@ -109,70 +94,53 @@ def prepare(
     validation_percent: Annotated[int | None, typer.Option(min=1, help="plain: of the text.")] = None,
     test_percent: Annotated[int | None, typer.Option(min=1, help="plain: of the text.")] = None,
 ) -> None:
-    """Make a data set ready: from its files, from the hub, or by generating it."""
+    """Make a data set ready, as DIR/TASK: from its files, from the hub, or by generating it."""
+    options = {name: value for name, value in context.params.items() if name in _OPTIONS and value is not None}
+    with cli_errors():
+        if from_hub and (source is not None or format == "tsv"):
+            raise UsageError("--from-hub takes neither --source nor --format tsv")
+        try:
+            typer.echo(_prepare(task, source, out, options, workers or _cores(), from_hub, format == "tsv"))
+        except KeyboardInterrupt:
+            typer.echo("mgk: interrupted; an older prepared set is unchanged", err=True)
+            raise typer.Exit(130) from None
+
+
+def _prepare(
+    task: str,
+    source: Path | None,
+    out: Path | None,
+    options: dict[str, Any],
+    workers: int,
+    from_hub: bool,
+    as_tsv: bool,
+) -> str:
+    """Prepare a set; the sentence that says what is there now."""
     from mgk._util.progress import Progress
-
-    values = {
-        "seed": seed,
-        "train": train,
-        "validation": validation,
-        "test": test,
-        "min_length": min_length,
-        "max_length": max_length,
-        "max_depth": max_depth,
-        "max_args": max_args,
-        "difficulty": difficulty,
-        "unit": unit,
-        "validation_percent": validation_percent,
-        "test_percent": test_percent,
-    }
-    options = {name: value for name, value in values.items() if value is not None}
-    cores = _cores() if workers is None else workers
-    try:
-        if from_hub and source is not None:
-            raise UsageError("give --source or --from-hub, not both")
-        if format == "tsv" and from_hub:
-            raise UsageError("--format tsv is for files or what is generated, not for --from-hub")
-        if format == "tsv":
-            _write_tsv(task, source, out, options, cores)
-            return
-        with Progress(f"prepare {task}") as on_step:
-            if from_hub:
-                from mgk.data.hub import prepare_from_hub
-
-                ready = prepare_from_hub(task, out=out, options=options, on_step=on_step)
-            else:
-                from mgk.data.preparation import prepare as prepare_set
-
-                ready = prepare_set(task, source, out=out, options=options, workers=cores, on_step=on_step)
-        _show_prepared(ready)
-    except (DataError, OSError) as error:
-        _stop(error)
-    except KeyboardInterrupt:
-        typer.echo("mgk: interrupted; what was there before is as it was", err=True)
-        raise typer.Exit(130) from None
-
-
-def _write_tsv(task: str, source: Path | None, out: Path | None, options: dict[str, Any], workers: int) -> None:
-    from mgk._util.progress import Progress
-    from mgk.data.listops import generate, read, write_official
-    from mgk.data.preparation import checked_options
+    from mgk.data import hub, listops, preparation
     from mgk.data.sources import Source
 
-    if task != "listops" or out is None:
-        raise UsageError("--format tsv is for listops, with --out DIR")
-    chosen = checked_options(find_task(task), source is not None, options)
     with Progress(f"prepare {task}") as on_step:
-        write_official(read(Source(source)) if source else generate(chosen, workers, on_step), out)
-    typer.echo(f"{out}: basic_train.tsv, basic_val.tsv, basic_test.tsv")
-
-
-def _show_prepared(ready: "Prepared") -> None:
+        if as_tsv:
+            if task != "listops" or out is None:
+                raise UsageError("--format tsv is for listops, with --out DIR")
+            chosen = preparation.checked_options(find_task(task), source is not None, options)
+            examples = listops.read(Source(source)) if source else listops.generate(chosen, workers, on_step)
+            listops.write_official(examples, out)
+            return f"{out}: {', '.join(listops.FILES.values())}"
+        if from_hub:
+            ready = hub.prepare_from_hub(task, out=out, options=options, on_step=on_step)
+        else:
+            ready = preparation.prepare(task, source, out=out, options=options, workers=workers, on_step=on_step)
     for reason in ready.reasons[:_REASONS]:
         typer.echo(f"Note: {reason}; prepared anew.", err=True)
     if len(ready.reasons) > _REASONS:
         typer.echo(f"Note: and {len(ready.reasons) - _REASONS:,} more of this kind.", err=True)
-    typer.echo(f"{ready.folder}: {_counts(ready.manifest)}{'' if ready.is_new else ' (nothing to do)'}")
+    return f"{ready.folder}: {_counts(ready.manifest)}{'' if ready.is_new else ' (nothing to do)'}"
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @app.command()
@@ -184,11 +152,9 @@ def inspect(
     """Counts, lengths, classes and first examples of a prepared set."""
     from mgk.data.inspection import inspect as inspect_set
 
-    try:
+    with cli_errors():
         manifest, splits = inspect_set(task, folder=folder, first=first)
-    except (DataError, OSError) as error:
-        _stop(error)
-    kind = ", a made-up sample, not the real task" if manifest.synthetic else ""
+    kind = ", a synthetic sample, not the real task" if manifest.synthetic else ""
     typer.echo(f"{task}{kind}: prepared {manifest.created} by mgk {manifest.mgk}")
     typer.echo(f"options {manifest.options or 'none'}; vocabulary of {manifest.facts['vocab_size']:,}")
     for split in splits:
@@ -208,50 +174,40 @@ def _show_split(split: "SplitSummary") -> None:
         typer.echo(f"  {text}")
 
 
-@app.command()
-def verify(
+@app.command("verify")
+def verify_(
     tasks: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[TASK]...", callback=lambda names: _tasks(names or []), help="All that are here if none."
+            metavar="[TASK]...",
+            callback=lambda names: [_task(name) for name in names or []],
+            help="All that are here if none.",
         ),
     ] = None,
     folder: Folder = None,
 ) -> None:
     """Compare every file of the prepared sets with the hash it had when it was written."""
-    root = _root(folder)
+    with cli_errors():
+        root = folder or data_folder()
     present = tasks or [name for name in TASKS if (root / name / MANIFEST).exists()]
     if not present:
         typer.echo(f"nothing is prepared in {root}")
-    wrong = False
-    for name in present:
-        count, found = _check(root, name)
-        wrong = wrong or bool(found)
-        for sentence in found:
-            typer.echo(f"mgk: {sentence}", err=True)
-        if not found:
-            typer.echo(f"{name}: {count} files, all as they were written")
-    if wrong:
+    found = {name: _check(root, name) for name in present}
+    if any(found.values()):
         raise typer.Exit(1)
 
 
-def _check(root: Path, name: str) -> tuple[int, list[str]]:
-    """How many files a set has, and what is wrong with them."""
+def _check(root: Path, name: str) -> list[str]:
+    """Show how many files a set has, or what is wrong with them, and return the latter."""
     try:
         manifest = read_manifest(root / name)
         if manifest is None:
-            return 0, [f"{name} is not prepared in {str(root)!r}: {find_task(name).how_to_get()}"]
-        return len(manifest.files), damage(root / name, manifest, thorough=True)
+            raise DataError(f"{name} is not prepared in {str(root)!r}: {find_task(name).how_to_get()}")
+        errors = verify(root / name, manifest, thorough=True)
+        if not errors:
+            typer.echo(f"{name}: {len(manifest.files)} files, all as they were written")
     except (DataError, OSError) as error:
-        return 0, [str(error)]
-
-
-def _cores() -> int:
-    import os
-
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _stop(error: DataError | OSError) -> NoReturn:
-    typer.echo(f"mgk: {error}", err=True)
-    raise typer.Exit(2 if isinstance(error, UsageError) else 1) from None
+        errors = [str(error)]
+    for sentence in errors:
+        typer.echo(f"mgk: {sentence}", err=True)
+    return errors

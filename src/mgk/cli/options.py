@@ -1,4 +1,4 @@
-"""Checks of option values, for all verbs. Each raises ``typer.BadParameter``, which names the option."""
+"""Validation of option values. Each check raises ``typer.BadParameter``, whose message names the option."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -23,10 +23,9 @@ def some_of(names: Sequence[str]) -> Callable[[str | None], str | None]:
 
     def check(value: str | None) -> str | None:
         if value is not None:
-            given = split(value)
-            if not given:
+            if not split(value):
                 raise typer.BadParameter(f"give at least one of {', '.join(names)}")
-            for name in given:
+            for name in split(value):
                 one_of(names)(name)
         return value
 
@@ -62,7 +61,7 @@ def device(names: Sequence[str]) -> Callable[[str], str]:
 
 
 def writable_file(path: Path | None) -> Path | None:
-    """A check, before the work, that the file can be written after it."""
+    """A check before the work that its result can be written to the file."""
     if path is None:
         return None
     directory = path.absolute().parent

@@ -1,6 +1,6 @@
-"""The data sets of the paper, read from real files or generated, prepared once and mapped into memory ever after.
+"""The data sets of the paper, read from real files or generated, prepared once and mapped into memory.
 
-Names load on first use, so that the command line can read the catalog without torch.
+Names load on first use, so that the command line can read the task registry without importing torch.
 """
 
 from typing import TYPE_CHECKING
@@ -17,13 +17,17 @@ if TYPE_CHECKING:
     from mgk.data.datasets import load_tokens as load_tokens
     from mgk.data.errors import DataError as DataError
     from mgk.data.errors import UsageError as UsageError
-    from mgk.data.folders import data_folder as data_folder
     from mgk.data.language import SegmentDataset as SegmentDataset
     from mgk.data.language import sliding_window_loss as sliding_window_loss
+    from mgk.data.manifest import data_folder as data_folder
     from mgk.data.preparation import prepare as prepare
     from mgk.data.preparation import prepared as prepared
     from mgk.data.task_registry import TASKS as TASKS
     from mgk.data.task_registry import Task as Task
+    from mgk.data.tokenizers import byte_tokenizer as byte_tokenizer
+    from mgk.data.tokenizers import listops_tokenizer as listops_tokenizer
+    from mgk.data.tokenizers import tokenizer_for as tokenizer_for
+    from mgk.data.tokenizers import word_tokenizer as word_tokenizer
     from mgk.data.vocabularies import Vocabulary as Vocabulary
     from mgk.data.vocabularies import vocabulary as vocabulary
 
@@ -33,10 +37,11 @@ __all__, __getattr__, __dir__ = lazy_exports(
         "mgk.data.batches": ["Collator", "EpochBatches", "StepBatches"],
         "mgk.data.datasets": ["ImageDataset", "SequenceDataset", "load", "load_tokens"],
         "mgk.data.errors": ["DataError", "UsageError"],
-        "mgk.data.folders": ["data_folder"],
         "mgk.data.language": ["SegmentDataset", "sliding_window_loss"],
+        "mgk.data.manifest": ["data_folder"],
         "mgk.data.preparation": ["prepare", "prepared"],
         "mgk.data.task_registry": ["TASKS", "Task"],
+        "mgk.data.tokenizers": ["byte_tokenizer", "listops_tokenizer", "tokenizer_for", "word_tokenizer"],
         "mgk.data.vocabularies": ["Vocabulary", "vocabulary"],
     },
 )

@@ -1,7 +1,8 @@
-"""Batches: which examples form them, on which rank and in which order, and how rows of different lengths fit."""
+"""Batches: which examples form them, in which order and on which rank; padding."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
+from itertools import count
 
 import numpy as np
 import torch
@@ -14,9 +15,9 @@ from torch.utils.data import Sampler
 from mgk.data.language import IGNORE
 from mgk.data.random_bits import permutation
 
-# Batches, or steps, that are sorted together when rows are grouped by length: enough to save padding, few enough to
-# stay random.
+# Batches that are sorted together by length: enough to save padding, few enough to stay random.
 _BATCHES_SORTED_TOGETHER = 50
+_Indices = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -24,8 +25,8 @@ class Collator:
     """Pads every batch to its own longest row and adds ``attention_mask`` (B, L), 1 for real tokens.
 
     Attributes:
-        pad_id: the id that pads. None for images, of one length, and for running text, whose last segment is padded
-            with 0 and targets that do not count: neither needs a mask, as no real token looks at a later one.
+        pad_id: the id that pads. None adds no mask: images have one length, and running text is causal, so that the
+            padding of its last segment is not seen.
     """
 
     pad_id: int | None = None
@@ -47,62 +48,75 @@ class Collator:
         return batch
 
 
-class EpochBatches(Sampler[list[int]]):
+@dataclass(eq=False)
+class _Batches(Sampler[list[int]]):
+    """The arguments that both samplers share, and the order by seed and length."""
+
+    num_examples: int
+    batch_size: int
+    _: KW_ONLY
+    seed: int = 0
+    lengths: ArrayLike | None = None
+    rank: int | None = None
+    world_size: int | None = None
+
+    def __post_init__(self) -> None:
+        is_distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+        rank = torch.distributed.get_rank() if is_distributed else 0
+        world_size = torch.distributed.get_world_size() if is_distributed else 1
+        self._rank = rank if self.rank is None else self.rank
+        self._world_size = world_size if self.world_size is None else self.world_size
+        self._lengths = None if self.lengths is None else np.asarray(self.lengths)
+        if self.batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {self.batch_size}")
+        if not 0 <= self._rank < self._world_size:
+            raise ValueError(f"rank must be from 0 to world_size - 1 = {self._world_size - 1}, got {self._rank}")
+        count, given = self.num_examples, self._lengths
+        if given is not None and len(given) != count:
+            raise ValueError(f"lengths must have one for each of {count} examples, got {len(given)}")
+
+    def _sorted_by_length(self, rows: _Indices) -> _Indices:
+        return rows if self._lengths is None else rows[np.argsort(self._lengths[rows], kind="stable")]
+
+    def _batch_order(self, number: int, path: int) -> _Indices:
+        """Batches grouped by length would run from short to long: shuffle them too."""
+        return np.arange(number) if self._lengths is None else permutation(number, self.seed, path, 1)
+
+
+@dataclass(eq=False)
+class EpochBatches(_Batches):
     """The batches of one rank in one epoch, as the ``batch_sampler`` of a ``DataLoader``.
 
-    Over all ranks every example comes once an epoch, and all ranks take equally many steps: the last step is shared
-    out evenly, and examples too few for every rank to get one join the step before it. The order depends on the seed
-    and the epoch alone. To go on in the middle of an epoch, give the number of batches done to ``set_epoch``; the
-    sampler counts nothing itself, because the workers of a ``DataLoader`` draw batches ahead of their use.
+    Over all ranks every example comes once an epoch, and all ranks take equally many steps: the last step is divided
+    evenly, and examples too few for every rank join the step before it. The order depends on seed and epoch alone. To
+    resume within an epoch, give the number of batches done to ``set_epoch``: the workers of a ``DataLoader`` draw
+    batches ahead of their use, so the sampler cannot count them.
+
+    Args:
+        num_examples: of the data set.
+        batch_size: examples of one rank in one step.
+        seed: of the order.
+        lengths: of all examples, to put rows of similar length together; needs ``shuffle``.
+        rank: this process's; torch.distributed's, or 0 without it, if not given.
+        world_size: the number of processes; likewise.
+        shuffle: whether to shuffle; otherwise the order is that of the data set.
     """
 
-    def __init__(
-        self,
-        num_examples: int,
-        batch_size: int,
-        *,
-        seed: int = 0,
-        shuffle: bool = True,
-        lengths: ArrayLike | None = None,
-        rank: int | None = None,
-        world_size: int | None = None,
-    ) -> None:
-        """Set up epoch 0.
+    shuffle: bool = True
 
-        Args:
-            num_examples: of the data set.
-            batch_size: examples of one rank in one step.
-            seed: of the order.
-            shuffle: whether to shuffle; otherwise the order is that of the data set.
-            lengths: of all examples, to put rows of similar length together; needs ``shuffle``.
-            rank: this process's; torch.distributed's, or 0 without it, if not given.
-            world_size: the number of processes; likewise.
-        """
-        is_distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-        default_rank, default_size = (
-            (torch.distributed.get_rank(), torch.distributed.get_world_size()) if is_distributed else (0, 1)
-        )
-        self.rank = default_rank if rank is None else rank
-        self.world_size = default_size if world_size is None else world_size
-        self.num_examples, self.batch_size, self.seed, self.shuffle = num_examples, batch_size, seed, shuffle
-        self.lengths = None if lengths is None else np.asarray(lengths)
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self.epoch = self.start = 0
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-        if not 0 <= self.rank < self.world_size:
-            raise ValueError(f"rank must be from 0 to world_size - 1 = {self.world_size - 1}, got {self.rank}")
-        if num_examples < self.world_size:
-            raise ValueError(f"{num_examples} examples are too few for {self.world_size} ranks")
-        if self.lengths is not None and not shuffle:
+        if self.num_examples < self._world_size:
+            raise ValueError(f"{self.num_examples} examples are too few for {self._world_size} ranks")
+        if self._lengths is not None and not self.shuffle:
             raise ValueError("lengths need shuffle=True: grouping by length gives up the order of the data set")
-        if self.lengths is not None and len(self.lengths) != num_examples:
-            raise ValueError(f"lengths must have one for each of {num_examples} examples, got {len(self.lengths)}")
 
     @property
     def steps(self) -> int:
         """Batches in a whole epoch, the same on every rank."""
-        whole, rest = divmod(self.num_examples, self.batch_size * self.world_size)
-        return whole + (rest >= self.world_size)
+        whole, rest = divmod(self.num_examples, self.batch_size * self._world_size)
+        return whole + (rest >= self._world_size)
 
     def set_epoch(self, epoch: int, start: int = 0) -> None:
         """Turn to an epoch, from its batch ``start`` on."""
@@ -114,101 +128,64 @@ class EpochBatches(Sampler[list[int]]):
         return self.steps - self.start
 
     def __iter__(self) -> Iterator[list[int]]:
-        order = self._order()
-        step_size = self.batch_size * self.world_size
-        for step in self._step_order()[self.start :]:
+        step_size = self.batch_size * self._world_size
+        order = np.arange(self.num_examples)
+        if self.shuffle:
+            together = step_size * _BATCHES_SORTED_TOGETHER
+            order = permutation(self.num_examples, self.seed, self.epoch)
+            groups = np.split(order, range(together, len(order), together))
+            order = np.concatenate([self._sorted_by_length(group) for group in groups])
+        for step in self._batch_order(self.steps, self.epoch)[self.start :].tolist():
             end = self.num_examples if step == self.steps - 1 else (step + 1) * step_size
-            yield np.array_split(order[step * step_size : end], self.world_size)[self.rank].tolist()
-
-    def _order(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        if not self.shuffle:
-            return np.arange(self.num_examples)
-        order = permutation(self.num_examples, self.seed, self.epoch)
-        if self.lengths is None:
-            return order
-        together = self.batch_size * self.world_size * _BATCHES_SORTED_TOGETHER
-        parts = [order[start : start + together] for start in range(0, len(order), together)]
-        return np.concatenate([part[np.argsort(self.lengths[part], kind="stable")] for part in parts])
-
-    def _step_order(self) -> list[int]:
-        """Batches grouped by length would run from short to long: shuffle them too."""
-        if self.lengths is None:
-            return list(range(self.steps))
-        return permutation(self.steps, self.seed, self.epoch, 1).tolist()
+            yield np.array_split(order[step * step_size : end], self._world_size)[self._rank].tolist()
 
 
-class StepBatches(Sampler[list[int]]):
+@dataclass(eq=False)
+class StepBatches(_Batches):
     """The batches of one rank for all steps of a run, as the ``batch_sampler`` of a ``DataLoader``.
 
-    Epochs follow each other without a gap: a step takes the next ``batch_size`` examples of an endless row of shuffled
-    epochs, so every step is whole and every example comes once an epoch. Which examples form a step depends on the
-    seed and the step alone; ranks and accumulated parts share them out in equal parts, ``accumulation`` batches a step.
-    For loops over epochs there is :class:`EpochBatches`, whose last batch of an epoch ends with it instead of reaching
-    into the next one: that is another order, so neither can stand for the other.
+    A step takes the next ``batch_size`` examples of an endless sequence of shuffled epochs, so every step is whole and
+    every example comes once an epoch. Which examples form a step depends on seed and step alone; ranks and accumulated
+    parts divide them equally. For loops over epochs, where no batch reaches into the next one, see
+    :class:`EpochBatches`.
+
+    Args:
+        num_examples: of the data set.
+        batch_size: examples of a step over all ranks.
+        steps: of the run.
+        seed: of the order.
+        lengths: of all examples, to put rows of similar length together.
+        rank: this process's; torch.distributed's, or 0 without it, if not given.
+        world_size: the number of processes; likewise.
+        accumulation: batches of a rank in a step.
     """
 
-    def __init__(
-        self,
-        num_examples: int,
-        batch_size: int,
-        steps: int,
-        *,
-        seed: int = 0,
-        accumulation: int = 1,
-        rank: int = 0,
-        world_size: int = 1,
-        lengths: ArrayLike | None = None,
-    ) -> None:
-        """Set up all steps.
+    steps: int
+    _: KW_ONLY
+    accumulation: int = 1
 
-        Args:
-            num_examples: of the data set.
-            batch_size: examples of a step over all ranks.
-            steps: of the run.
-            seed: of the order.
-            accumulation: batches of a rank in a step.
-            rank: this process's.
-            world_size: the number of processes.
-            lengths: of all examples, to put rows of similar length together.
-        """
-        if batch_size % (accumulation * world_size):
-            raise ValueError(
-                f"a batch_size of {batch_size} cannot be shared out over {world_size} ranks in {accumulation} parts"
-            )
-        if num_examples < 1:
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        size, ranks, parts = self.batch_size, self._world_size, self.accumulation
+        if size % (ranks * parts):
+            raise ValueError(f"a batch_size of {size} cannot be divided over {ranks} ranks in {parts} parts")
+        if self.num_examples < 1:
             raise ValueError("there are no examples to train on")
-        self.num_examples, self.batch_size, self.steps, self.seed = num_examples, batch_size, steps, seed
-        self.accumulation, self.rank, self.world_size = accumulation, rank, world_size
-        self.lengths = None if lengths is None else np.asarray(lengths)
 
     def __len__(self) -> int:
         return self.steps * self.accumulation
 
     def __iter__(self) -> Iterator[list[int]]:
-        parts = self.accumulation * self.world_size
-        mine = slice(self.rank * self.accumulation, (self.rank + 1) * self.accumulation)
-        for batch in self._batches():
-            for part in np.split(batch, parts)[mine]:
-                yield part.tolist()
-
-    def _batches(self) -> Iterator[NDArray[np.int64]]:
-        epochs = self._epochs()
+        mine = slice(self._rank * self.accumulation, (self._rank + 1) * self.accumulation)
+        epochs = (permutation(self.num_examples, self.seed, epoch) for epoch in count())
         rest = np.zeros(0, np.int64)
+        # Always a whole group: what a step holds must not depend on how many steps the run has.
+        needed = _BATCHES_SORTED_TOGETHER * self.batch_size
         for first in range(0, self.steps, _BATCHES_SORTED_TOGETHER):
-            # Always a whole group: what a step holds must not depend on how many steps the run has.
-            needed = _BATCHES_SORTED_TOGETHER * self.batch_size
             while len(rest) < needed:
                 rest = np.concatenate([rest, next(epochs)])
             group, rest = rest[:needed], rest[needed:]
-            if self.lengths is not None:
-                group = group[np.argsort(self.lengths[group], kind="stable")]
-            batches = group.reshape(_BATCHES_SORTED_TOGETHER, self.batch_size)
-            if self.lengths is not None:  # from short to long otherwise
-                batches = batches[permutation(_BATCHES_SORTED_TOGETHER, self.seed, first, 1)]
-            yield from batches[: self.steps - first]
-
-    def _epochs(self) -> Iterator[NDArray[np.int64]]:
-        epoch = 0
-        while True:
-            yield permutation(self.num_examples, self.seed, epoch)
-            epoch += 1
+            batches = self._sorted_by_length(group).reshape(_BATCHES_SORTED_TOGETHER, self.batch_size)
+            for batch in batches[self._batch_order(_BATCHES_SORTED_TOGETHER, first)][: self.steps - first]:
+                for part in np.split(batch, self.accumulation * self._world_size)[mine]:
+                    yield part.tolist()

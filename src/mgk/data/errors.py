@@ -1,4 +1,4 @@
-"""Errors whose message is one sentence for the user: what is wrong, in which file, at which line or byte."""
+"""Errors for the user: what is wrong, in which file, at which line or byte."""
 
 from typing import NoReturn
 
@@ -10,7 +10,7 @@ class DataError(errors.UserError):
 
 
 class UsageError(errors.UsageError, DataError):
-    """The request itself is wrong: an unknown task, an option that the task does not have, a missing source."""
+    """A wrong request: an unknown task, an option that the task does not have, a missing source."""
 
 
 def fail(where: str, what: str) -> NoReturn:

@@ -1,18 +1,16 @@
-"""Fetches a data set from the Hugging Face hub and lays it out as its official files, which are prepared then."""
+"""Fetches a data set from the Hugging Face hub, writes it in its official layout, and prepares that."""
 
-import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mgk.data.errors import DataError, UsageError
-from mgk.data.job import OnStep
-from mgk.data.preparation import Prepared, prepare, present, set_folder
+from mgk.data.preparation import OnStep, Prepared, prepare, present, set_folder
 from mgk.data.task_registry import Task, find_task
 from mgk.data.writer import named_errors
 
@@ -24,58 +22,44 @@ def prepare_from_hub(
     options: Mapping[str, Any] | None = None,
     on_step: OnStep = lambda done, total: None,
 ) -> Prepared:
-    """Fetch, lay out and prepare a task; nothing is fetched when it is there already."""
+    """Fetch and prepare a task; nothing is fetched when it is there already."""
     task = find_task(name)
-    if task.hub is None:
+    if not task.hub:
         raise UsageError(f"{name} is not at the hub: {task.how_to_get()}")
     ready = present(name, out=out, options=options)
     if ready is not None:
         return ready
+    fetched = _fetch(task)
     if task.hub_files:
-        return prepare(name, _fetch_files(task), out=out, options=options, on_step=on_step)
-    splits = _fetch(task)
+        return prepare(name, fetched, out=out, options=options, on_step=on_step)
     parent = set_folder(name, out).parent
     with named_errors(parent):
         parent.mkdir(parents=True, exist_ok=True)
-        layout = Path(tempfile.mkdtemp(prefix=".from-hub-", dir=parent))
-    try:
-        with named_errors(layout):
-            _LAYOUTS[task.module if task.module != "image" else name](splits, layout)
-        return prepare(name, layout, out=out, options=options, on_step=on_step)
-    except KeyError as error:
-        raise DataError(f"{task.hub[0]}: the hub's data set has no {error}") from None
-    finally:
-        shutil.rmtree(layout, ignore_errors=True)
+        layout = tempfile.TemporaryDirectory(prefix=".from-hub-", dir=parent, ignore_cleanup_errors=True)
+    with layout as folder:
+        try:
+            with named_errors(Path(folder)):
+                _LAYOUTS[name](fetched, Path(folder))
+        except KeyError as error:
+            raise DataError(f"{task.hub[0]}: the hub's data set has no {error}") from None
+        return prepare(name, folder, out=out, options=options, on_step=on_step)
 
 
 def _fetch(task: Task) -> Any:
-    """All splits of a data set."""
-    assert task.hub is not None
-    with _named_failures(task):
-        return import_module("datasets").load_dataset(*task.hub)
-
-
-def _fetch_files(task: Task) -> Path:
-    """The folder in the hub's cache that holds the official files."""
-    assert task.hub is not None
-    with _named_failures(task):
-        hub = import_module("huggingface_hub")
-        return Path(hub.snapshot_download(task.hub[0], repo_type="dataset", allow_patterns=list(task.hub_files)))
-
-
-@contextmanager
-def _named_failures(task: Task) -> Iterator[None]:
-    assert task.hub is not None
+    """The splits of the data set, or the folder in the hub's cache that holds the official files."""
     try:
-        yield
+        if task.hub_files:
+            download = import_module("huggingface_hub").snapshot_download
+            return download(task.hub[0], repo_type="dataset", allow_patterns=list(task.hub_files))
+        return import_module("datasets").load_dataset(*task.hub)
     except ModuleNotFoundError:
-        raise UsageError("--from-hub needs datasets and pillow: pip install 'mgk[hub]'") from None
+        raise UsageError("--from-hub needs datasets: pip install 'mgk[hub]'") from None
     except Exception as error:  # of a network there are many kinds, none of them documented
         first_line = (str(error).strip() or type(error).__name__).split("\n")[0]
         raise DataError(f"cannot fetch {task.hub[0]} ({first_line}); {task.how_to_get()}") from None
 
 
-def _imdb(splits: Any, folder: Path) -> None:
+def _write_imdb(splits: Any, folder: Path) -> None:
     for split in ("train", "test"):
         for sign in ("pos", "neg"):
             (folder / split / sign).mkdir(parents=True)
@@ -84,41 +68,45 @@ def _imdb(splits: Any, folder: Path) -> None:
             (folder / split / name).write_text(row["text"], encoding="utf-8", newline="")
 
 
-def _wikitext(splits: Any, folder: Path) -> None:
+def _write_wikitext(splits: Any, folder: Path) -> None:
     for split, name in (("train", "train"), ("validation", "valid"), ("test", "test")):
         with (folder / f"wiki.{name}.tokens").open("w", encoding="utf-8", newline="") as file:
             for row in splits[split]:
                 file.write(row["text"].rstrip("\n") + "\n")
 
 
-def _cifar(splits: Any, folder: Path) -> None:
-    records = [bytes([row["label"]]) + _pixels(row["img"]).transpose(2, 0, 1).tobytes() for row in splits["train"]]
-    part = -(-len(records) // 5)
+def _write_cifar(splits: Any, folder: Path) -> None:
+    train, test = (
+        [bytes([row["label"]]) + _pixels(row["img"]).transpose(2, 0, 1).tobytes() for row in splits[split]]
+        for split in ("train", "test")
+    )
+    part = -(-len(train) // 5)
     for number in range(5):
-        (folder / f"data_batch_{number + 1}.bin").write_bytes(b"".join(records[number * part : (number + 1) * part]))
-    test = (bytes([row["label"]]) + _pixels(row["img"]).transpose(2, 0, 1).tobytes() for row in splits["test"])
+        (folder / f"data_batch_{number + 1}.bin").write_bytes(b"".join(train[number * part : (number + 1) * part]))
     (folder / "test_batch.bin").write_bytes(b"".join(test))
 
 
-def _mnist(splits: Any, folder: Path) -> None:
+def _write_mnist(splits: Any, folder: Path) -> None:
     for split, name in (("train", "train"), ("test", "t10k")):
         rows = list(splits[split])
-        header = np.array([0x803, len(rows), 28, 28], ">u4").tobytes()
-        (folder / f"{name}-images-idx3-ubyte").write_bytes(
-            header + b"".join(_pixels(r["image"]).tobytes() for r in rows)
-        )
-        header = np.array([0x801, len(rows)], ">u4").tobytes()
-        (folder / f"{name}-labels-idx1-ubyte").write_bytes(header + bytes(row["label"] for row in rows))
+        images = [
+            np.array([0x803, len(rows), 28, 28], ">u4").tobytes(),
+            *(_pixels(row["image"]).tobytes() for row in rows),
+        ]
+        labels = np.array([0x801, len(rows)], ">u4").tobytes() + bytes(row["label"] for row in rows)
+        (folder / f"{name}-images-idx3-ubyte").write_bytes(b"".join(images))
+        (folder / f"{name}-labels-idx1-ubyte").write_bytes(labels)
 
 
-def _pixels(image: Any) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
+def _pixels(image: Any) -> NDArray[np.uint8]:
     return np.asarray(image, np.uint8)
 
 
 _LAYOUTS: dict[str, Callable[[Any, Path], None]] = {
-    "text": _imdb,
-    "wikitext": _wikitext,
-    "image": _cifar,
-    "mnist": _mnist,
-    "fashion-mnist": _mnist,
+    "text": _write_imdb,
+    "image": _write_cifar,
+    "mnist": _write_mnist,
+    "fashion-mnist": _write_mnist,
+    "wikitext-2": _write_wikitext,
+    "wikitext-103": _write_wikitext,
 }

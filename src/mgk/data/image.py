@@ -1,10 +1,9 @@
-"""Images as sequences of pixels: CIFAR-10 in its binary and Python layouts, MNIST and Fashion-MNIST as IDX files.
+"""Images as sequences of pixels: CIFAR-10 in both its layouts, MNIST and Fashion-MNIST as IDX files.
 
-``tokens`` holds the grey pixels row by row, ``colour`` the CIFAR-10 images (32, 32, 3) for patches. The last training
-images, in the order of the files, are the validation split: a tenth, as in Long Range Arena.
+``tokens`` holds the grey pixels row by row, ``colour`` the images (32, 32, 3) of CIFAR-10. The last training images, in
+the order of the files, are the validation split: a tenth, as in Long Range Arena.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from numpy.typing import NDArray
 
 from mgk.data.cifar_pickle import read_batch
 from mgk.data.errors import UsageError, fail
-from mgk.data.job import Job
+from mgk.data.preparation import Job
 from mgk.data.sources import Source, SourceFile
 from mgk.data.writer import SetWriter
 
@@ -20,32 +19,35 @@ from mgk.data.writer import SetWriter
 PIXELS: dict[str, Any] = {"unit": "pixel", "vocab_size": 256, "pad_id": None, "shift": 0}
 
 _Bytes = NDArray[np.uint8]
+_Batch = tuple[_Bytes, _Bytes]  # images and labels
 _RECORD = 1 + 3072
 _IMAGES_AT_ONCE = 1024
-_CIFAR_FILE = r"(data_batch_[1-5]|test_batch)(\.bin)?"
-_IDX_FILE = r"(train|t10k)-(images|labels)[-.]idx[13]-ubyte"
-_CIFAR_FILES = ("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch")
-_IDX_IMAGES, _IDX_LABELS = 0x803, 0x801
+_CIFAR = {name: name for name in (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch")}
+_IDX = {f"{split}-{kind}": f"{split}-{kind}" for split in ("train", "t10k") for kind in ("images", "labels")}
 
 
 def prepare(writer: SetWriter, job: Job) -> None:
-    """Read CIFAR-10 or IDX files, whichever the source holds."""
-    batches = _read(job.source)
-    if not batches:
-        fail(str(job.source.path), "neither batches of CIFAR-10 nor IDX files of MNIST found")
-    parts = list(_split(batches, job.options["validation"]))
-    side = parts[0][1].shape[1]
-    if side * side != job.task.max_length:
-        fail(str(job.source.path), f"images of {side} x {side} pixels, which are not those of {job.task.name}")
-    writer.facts.update(PIXELS, height=side, width=side)
-    for split, images, labels in parts:
-        writer.append(split, "labels", labels)
-        for start in range(0, len(images), _IMAGES_AT_ONCE):
-            piece = images[start : start + _IMAGES_AT_ONCE]
-            if piece.ndim == 4:
-                writer.append(split, "colour", piece)
-            pixels = grey(piece) if piece.ndim == 4 else piece
-            writer.append(split, "tokens", pixels.reshape(len(piece), -1))
+    """Read the batches of CIFAR-10, or the IDX files of the other tasks."""
+    (images, labels), test = (_read_cifar if job.task.name == "image" else _read_idx)(job.source)
+    validation: int = job.options["validation"]
+    border = len(images) - validation
+    if border <= 0:
+        raise UsageError(f"cannot hold out {validation} of {len(images)} training images")
+    writer.facts.update(PIXELS, height=images.shape[1], width=images.shape[2])
+    _write(writer, "train", images[:border], labels[:border])
+    if validation:
+        _write(writer, "validation", images[border:], labels[border:])
+    _write(writer, "test", *test)
+
+
+def _write(writer: SetWriter, split: str, images: _Bytes, labels: _Bytes) -> None:
+    writer.append(split, "labels", labels)
+    for start in range(0, len(images), _IMAGES_AT_ONCE):
+        piece = images[start : start + _IMAGES_AT_ONCE]
+        if piece.ndim == 4:
+            writer.append(split, "colour", piece)
+            piece = grey(piece)
+        writer.append(split, "tokens", piece.reshape(len(piece), -1))
 
 
 def grey(images: _Bytes) -> _Bytes:
@@ -57,44 +59,18 @@ def grey(images: _Bytes) -> _Bytes:
     return (weighted * 511 // 5_100_000).astype(np.uint8)
 
 
-def _split(batches: dict[str, tuple[_Bytes, _Bytes]], validation: int) -> Iterator[tuple[str, _Bytes, _Bytes]]:
-    test = [name for name in batches if name.startswith("test")]
-    train = [name for name in batches if name not in test]
-    images, labels = (np.concatenate([batches[name][place] for name in train]) for place in (0, 1))
-    if validation >= len(images):
-        raise UsageError(f"cannot hold out {validation} of {len(images)} training images")
-    border = len(images) - validation
-    yield "train", images[:border], labels[:border]
-    if validation:
-        yield "validation", images[border:], labels[border:]
-    for name in test:
-        yield "test", *batches[name]
+def _read_cifar(source: Source) -> tuple[_Batch, _Batch]:
+    """The training and the test images (n, 32, 32, 3)."""
+    batches: dict[str, _Batch] = {}
+    for name, file in source.parts(r"(data_batch_[1-5]|test_batch)(\.bin)?", _CIFAR):
+        pixels, labels = (_binary_batch if file.match[2] else read_batch)(file.read(), file.where)
+        batches[name] = pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), labels
+    test = batches.pop("test_batch")
+    images, labels = (np.concatenate([batch[part] for _, batch in sorted(batches.items())]) for part in (0, 1))
+    return (images, labels), test
 
 
-def _read(source: Source) -> dict[str, tuple[_Bytes, _Bytes]]:
-    """The parts of the set, in one pass over the source: the last of them is the test part."""
-    cifar: dict[str, tuple[_Bytes, _Bytes]] = {}
-    idx: dict[tuple[str, str], _Bytes] = {}
-    for file in source.files(_CIFAR_FILE + "|" + _IDX_FILE):
-        name, binary, split, kind = file.match.groups()
-        if name in cifar or (split, kind) in idx:
-            fail(file.where, "a second file for the same part; give the folder of one of them as the source")
-        if name is None:
-            idx[split, kind] = _idx_array(file)
-        else:
-            pixels, labels = (_binary_batch if binary else _python_batch)(file.stream.read(), file.where)
-            cifar[name] = pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), labels
-    return {**_whole_cifar(source, cifar), **_whole_idx(source, idx)}
-
-
-def _whole_cifar(source: Source, found: dict[str, tuple[_Bytes, _Bytes]]) -> dict[str, tuple[_Bytes, _Bytes]]:
-    missing = [name for name in _CIFAR_FILES if name not in found]
-    if found and missing:
-        fail(str(source.path), f"{', '.join(missing)} not found")
-    return {name: found[name] for name in _CIFAR_FILES if name in found}
-
-
-def _binary_batch(data: bytes, where: str) -> tuple[_Bytes, _Bytes]:
+def _binary_batch(data: bytes, where: str) -> _Batch:
     if not data or len(data) % _RECORD:
         whole = len(data) - len(data) % _RECORD
         fail(where, f"the image at byte {whole} is not of 32 x 32 x 3 pixels: {len(data) - whole} of {_RECORD} bytes")
@@ -103,35 +79,25 @@ def _binary_batch(data: bytes, where: str) -> tuple[_Bytes, _Bytes]:
     return records[:, 1:], records[:, 0]
 
 
-def _python_batch(data: bytes, where: str) -> tuple[_Bytes, _Bytes]:
-    pixels, labels = read_batch(data, where)
-    return pixels, np.array(labels, np.uint8)
-
-
-def _whole_idx(source: Source, arrays: dict[tuple[str, str], _Bytes]) -> dict[str, tuple[_Bytes, _Bytes]]:
-    if not arrays:
-        return {}
-    for part in (("train", "images"), ("train", "labels"), ("t10k", "images"), ("t10k", "labels")):
-        if part not in arrays:
-            fail(str(source.path), f"{part[0]}-{part[1]}-idx{3 if part[1] == 'images' else 1}-ubyte not found")
-    for split in ("train", "t10k"):
-        images, labels = len(arrays[split, "images"]), len(arrays[split, "labels"])
-        if images != labels:
-            fail(str(source.path), f"{images} images but {labels} labels in the files {split}-*")
-    return {
-        name: (arrays[split, "images"], arrays[split, "labels"])
-        for name, split in (("train", "train"), ("test", "t10k"))
-    }
+def _read_idx(source: Source) -> tuple[_Batch, _Batch]:
+    """The training and the test images (n, 28, 28)."""
+    pattern = r"((?:train|t10k)-(images|labels))[-.]idx[13]-ubyte"
+    arrays = {name: _idx_array(file) for name, file in source.parts(pattern, _IDX)}
+    train, test = ((arrays[f"{split}-images"], arrays[f"{split}-labels"]) for split in ("train", "t10k"))
+    for split, (images, labels) in (("train", train), ("t10k", test)):
+        if len(images) != len(labels):
+            fail(str(source.path), f"{len(images)} images but {len(labels)} labels in the files {split}-*")
+    return train, test
 
 
 def _idx_array(file: SourceFile) -> _Bytes:
     """Big-endian numbers: a magic one, the sizes; then the bytes."""
-    data, where = file.stream.read(), file.where
-    magic, dimensions = (_IDX_IMAGES, 3) if file.match[4] == "images" else (_IDX_LABELS, 1)
+    data, where, kind = file.read(), file.where, file.match[2]
+    magic, dimensions = (0x803, 3) if kind == "images" else (0x801, 1)
     start = 4 + 4 * dimensions
     header = np.frombuffer(data[:start], ">u4").tolist() if len(data) >= start else [0]
     if header[0] != magic:
-        fail(where, f"byte 0: this is not an IDX file of {file.match[4]}")
+        fail(where, f"byte 0: this is not an IDX file of {kind}")
     shape = header[1:]
     if dimensions == 3 and shape[1:] != [28, 28]:
         fail(where, f"byte 8: images of {shape[1]} x {shape[2]} pixels instead of 28 x 28")

@@ -1,4 +1,4 @@
-"""What a prepared set holds: counts, lengths, classes, first examples."""
+"""What a prepared set holds: counts, lengths, classes, first examples. Does not import torch."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,40 +61,34 @@ def _summary(task: Task, split: Split, vocabulary: Vocabulary, first: int) -> Sp
     flat = tokens.reshape(-1)
     each = 2 if task.kind == "pair" else 1
     shown = range(each * first)
-    if task.kind == "language":  # lines that say something
+    if task.kind == "language":  # no empty lines
         shown = np.flatnonzero(lengths > 1)[:first].tolist()
     rows = [flat[offsets[i] : offsets[i + 1]] for i in shown if i < len(lengths)]
     labels = split["labels"] if "labels" in split else np.zeros(0, np.uint8)
-    texts = [_readable(task, row.tolist(), len(row), vocabulary) for row in rows]
+    texts = [_readable(task, row.tolist(), vocabulary) for row in rows]
     if len(labels):
         texts = [f"{label}: {text}" for label, text in zip(np.repeat(labels[:first], each), texts, strict=True)]
+    low, high, mean = (lengths.min(), lengths.max(), lengths.mean()) if len(lengths) else (0, 0, 0)
+    width = -(-(high - low + 1) // _BINS)
+    bins = enumerate(np.bincount((lengths - low) // width))
     return SplitSummary(
         name=split.name,
-        examples=split.manifest.examples(split.name),
-        shortest=int(lengths.min()) if len(lengths) else 0,
-        mean=float(lengths.mean()) if len(lengths) else 0.0,
-        longest=int(lengths.max()) if len(lengths) else 0,
-        histogram=_histogram(lengths),
+        examples=len(split),
+        shortest=int(low),
+        mean=float(mean),
+        longest=int(high),
+        histogram=[(int(low + i * width), int(min(low + (i + 1) * width - 1, high)), int(n)) for i, n in bins],
         classes=np.bincount(labels, minlength=task.num_labels).tolist(),
         first=texts,
     )
 
 
-def _histogram(lengths: np.ndarray[tuple[int], np.dtype[np.int64]]) -> list[tuple[int, int, int]]:
-    if not len(lengths):
-        return []
-    low, high = int(lengths.min()), int(lengths.max())
-    width = -(-(high - low + 1) // _BINS)
-    counts = np.bincount((lengths - low) // width)
-    return [(low + i * width, min(low + (i + 1) * width - 1, high), int(count)) for i, count in enumerate(counts)]
-
-
-def _readable(task: Task, row: list[int], length: int, vocabulary: Vocabulary) -> str:
-    shown = row[:_SHOWN_TOKENS]
+def _readable(task: Task, row: list[int], vocabulary: Vocabulary) -> str:
     if task.kind == "image":
-        return f"{length} pixels, {min(row)} to {max(row)}, mean {sum(row) / length:.1f}"
+        return f"{len(row)} pixels, {min(row)} to {max(row)}, mean {sum(row) / len(row):.1f}"
+    shown = row[:_SHOWN_TOKENS]
     if vocabulary.tokens is not None:
         text = " ".join(vocabulary.tokens[token] for token in shown)
     else:
         text = repr(bytes(shown).decode("utf-8", "replace"))
-    return text + (" ..." if length > len(shown) else "")
+    return text + (" ..." if len(row) > len(shown) else "")

@@ -1,4 +1,4 @@
-"""Running text for language models: segments to train on, and windows that slide over it to measure."""
+"""Running text for language models: segments to train on, and sliding windows to evaluate on."""
 
 import math
 from collections.abc import Callable
@@ -26,12 +26,12 @@ class Tokens(Protocol):
 class SegmentDataset(Dataset[dict[str, Tensor]]):
     """The text cut into contiguous segments of ``length`` tokens; the last one may be shorter.
 
-    ``shift_labels[t]`` is the token after ``input_ids[t]``, the first of the next segment included, so every token but
-    the text's first is predicted once and every position learns to predict: the sliding window asks for the last.
-    ``labels`` repeats ``input_ids`` for models that shift by themselves and do not know ``shift_labels``.
+    ``shift_labels[t]`` is the token after ``input_ids[t]``, also across segments. So every token but the first is
+    predicted once, and the last position is trained too, which the sliding window evaluates. ``labels`` repeats
+    ``input_ids`` for models that shift by themselves.
     """
 
-    pad_id: None = None  # no segment but the last is padded, and no real token looks at what comes after it
+    pad_id: None = None  # only the last segment is padded, where causal attention needs no mask
 
     def __init__(self, tokens: Tokens, length: int, *, vocab_size: int = 0) -> None:
         """Cut the text.
@@ -39,7 +39,7 @@ class SegmentDataset(Dataset[dict[str, Tensor]]):
         Args:
             tokens: of the text.
             length: of a segment.
-            vocab_size: for those who build a model from the data set; 0 where nobody asks.
+            vocab_size: to build a model from the data set; optional.
         """
         if len(tokens) < 2:
             raise UsageError(f"a text of {len(tokens)} tokens has nothing to predict")
@@ -66,9 +66,8 @@ class SegmentDataset(Dataset[dict[str, Tensor]]):
 def windows(tokens: Tokens, window: int, first: int, count: int, *, stride: int = 1) -> tuple[Tensor, Tensor]:
     """Windows ``first`` to ``first + count - 1`` and what they predict, (count, window) each.
 
-    Window i holds the tokens from i * stride on, the last one those that the text ends with, and predicts the tokens
-    after its own that no window before it has: its last ``stride`` positions, window 0 all of them. Targets that do
-    not count are -100.
+    Window i begins at i * stride, the last one at ``window`` tokens before the end. It predicts what no window before
+    it has: its last ``stride`` positions, window 0 all of them. Other targets are -100.
     """
     numbers = np.arange(first, first + count)
     starts = np.minimum(numbers * stride, len(tokens) - 1 - window)
@@ -93,18 +92,18 @@ def sliding_window_loss(
 ) -> tuple[float, int]:
     """The summed negative log-likelihood of all tokens but the first, and their number.
 
-    Windows begin every ``stride`` tokens, and a window predicts the tokens that no window before it has. So with a
-    stride of 1, the paper's evaluation, every token but those of the first window sees exactly ``window`` tokens, and
-    with a stride of ``window`` the text is cut into segments.
+    Windows begin every ``stride`` tokens; each predicts what no window before it has. A stride of 1 is the paper's
+    evaluation: every token after the first window sees exactly ``window`` tokens. A stride of ``window`` cuts the text
+    into segments.
 
     Args:
-        loss: takes inputs and targets (B, W), the device being its own affair, and returns the loss of every position
-            (B, W), anything where the target is -100: ``cross_entropy(..., reduction="none")`` of a model's logits.
+        loss: takes inputs and targets (B, W) on the CPU and returns the loss of every position (B, W), for example
+            ``cross_entropy(..., reduction="none")``; where the target is -100 it is ignored.
         tokens: of the text.
         window: W, tokens that a prediction sees at most.
         stride: from 1 to W.
-        batch_size: windows at a time; the result does not depend on it beyond rounding, as sums are in float64.
-        rank: this process's, when several share out the windows: the sums of all ranks are then to be added up.
+        batch_size: windows at a time.
+        rank: this process's, when several divide the windows; the results of all ranks are to be added up.
         world_size: the number of processes.
         on_step: called with how many windows of how many are done.
 

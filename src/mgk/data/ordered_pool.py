@@ -1,4 +1,4 @@
-"""Runs numbered pieces of work on several processes and hands them back in order."""
+"""Runs numbered pieces of work on several processes and returns the results in order."""
 
 import multiprocessing
 import os
@@ -15,8 +15,8 @@ Piece = TypeVar("Piece")
 def in_order(work: Callable[[int], Piece], workers: int) -> Generator[Piece]:
     """``work(0)``, ``work(1)``, ... without end; close the iterator to stop.
 
-    With one worker everything runs here. With more, ``work`` must be picklable, and a script needs the usual
-    ``if __name__ == "__main__"``: processes are spawned, because a fork of a process with threads may hang.
+    One worker is this process. For more, ``work`` must be picklable, and a script needs ``if __name__ == "__main__"``:
+    processes are spawned, because a fork of a process with threads may hang.
     """
     if workers == 1:
         yield from map(work, count())
@@ -34,7 +34,7 @@ def in_order(work: Callable[[int], Piece], workers: int) -> Generator[Piece]:
 
 
 def _end_with_the_parent() -> None:
-    """A worker waits for work for ever, also when the process that would send it was killed: end it then."""
+    """End a worker whose parent was killed: it would wait for work for ever."""
     parent = multiprocessing.parent_process()
     assert parent is not None
 

@@ -1,13 +1,15 @@
 """Pathfinder-32: 32 x 32 pictures of dashed paths with two dots; label 1: one path joins them.
 
-Read from the official folder of Long Range Arena, or drawn here after the published description (Kim 2020, and the
-settings that LRA used): two paths of equal length that bend gently and touch nothing, shorter paths that distract, and
-two dots at the ends of one path (label 1) or at one end of each (label 0). Both labels are equally frequent.
+Read from the official folder of Long Range Arena, or drawn after the published description (Kim 2020) with LRA's
+settings: two paths of equal length that bend gently and touch nothing, shorter distractors, and two dots at the ends of
+one path (label 1) or at one end of each (label 0). Both labels are equally frequent.
 
-Pictures are drawn in blocks, all paths of a block dash by dash at once; a block depends on the seed and its number
-alone. All coordinates are whole numbers of 1/64 pixel, so no rounding of floating point can make two machines differ.
+Pictures are drawn in blocks, all paths of a block at once; a block depends on the seed and its number alone.
+Coordinates are whole numbers of 1/64 pixel, so that every machine draws the same.
 """
 
+import io
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from functools import cache, partial
@@ -18,15 +20,15 @@ from numpy.typing import NDArray
 
 from mgk.data.errors import UsageError, fail
 from mgk.data.image import PIXELS
-from mgk.data.job import Job, OnStep
 from mgk.data.ordered_pool import in_order
-from mgk.data.png import read_png
+from mgk.data.preparation import Job, OnStep
 from mgk.data.random_bits import Stream, permutation
 from mgk.data.sources import Source
 from mgk.data.writer import SetWriter
 
 SIDE = 32
 PICTURES_PER_BLOCK = 256
+SPLITS = ("train", "validation", "test")
 # Dashes of the two long paths; the official folder of the same difficulty.
 DIFFICULTIES = {
     "easy": (6, "curv_baseline"),
@@ -35,6 +37,7 @@ DIFFICULTIES = {
 }
 
 _Int = NDArray[np.int64]
+_Bytes = NDArray[np.uint8]
 _Bool = NDArray[np.bool_]
 _UNIT = 64
 _DASH, _GAP, _SEED_DISTANCE = 2, 1, 7  # in pixels
@@ -43,7 +46,7 @@ _ANGLES = np.arange(_TURNS) * (2 * np.pi / _TURNS)
 _COMPASS: _Int = np.rint(_UNIT * np.stack([np.cos(_ANGLES), np.sin(_ANGLES)], 1)).astype(np.int64)  # (turns, 2)
 _BEND = 8  # a dash turns by at most this many directions: 45 degrees
 _PADDING = 2 * _UNIT
-# How many bends a dash tries, how many second paths a first one, and how many first paths are walked at once.
+# Bends that a dash tries, second paths that a first one tries, and first paths that are walked at once.
 _BENDS_TRIED, _SECONDS_TRIED, _WALKS_AT_ONCE = 16, 16, 512
 _DASHES_OF_DISTRACTORS = 20
 _HALF_WIDTH, _DOT_RADIUS = 3 * _UNIT // 8, 3 * _UNIT // 2
@@ -64,8 +67,8 @@ _INSIDE = slice(_MARGIN + 4, _GRID - _MARGIN - 4)
 class Block(NamedTuple):
     """Images (n, 32, 32), labels (n,), and the dashes of the two long paths in pixels (n, 2, dashes, 2 ends, 2)."""
 
-    images: NDArray[np.uint8]
-    labels: NDArray[np.uint8]
+    images: _Bytes
+    labels: _Bytes
     paths: NDArray[np.float64]
 
 
@@ -95,35 +98,27 @@ def draw(seed: int, number: int, difficulty: str = "hard") -> Block:
     return Block(_render(paths, distractors, dots), labels.astype(np.uint8), paths / _UNIT)
 
 
-def _draw_all(
-    options: Mapping[str, Any], workers: int, on_step: OnStep
-) -> Iterator[tuple[str, NDArray[np.uint8], NDArray[np.uint8]]]:
-    sizes = [(split, options[split]) for split in ("train", "validation", "test")]
-    total, done = sum(size for _, size in sizes), 0
-    splits = np.repeat([split for split, _ in sizes], [size for _, size in sizes])
-    with closing(in_order(partial(_images, options["seed"], options["difficulty"]), workers)) as blocks:
-        while done < total:
-            images, labels = next(blocks)
-            here = splits[done : done + len(images)]
-            for split, _ in sizes:
+def _draw_all(options: Mapping[str, Any], workers: int, on_step: OnStep) -> Iterator[tuple[str, _Bytes, _Bytes]]:
+    splits = np.repeat(SPLITS, [options[split] for split in SPLITS])
+    done = 0
+    with closing(in_order(partial(draw, options["seed"], difficulty=options["difficulty"]), workers)) as blocks:
+        while done < len(splits):
+            block = next(blocks)
+            here = splits[done : done + PICTURES_PER_BLOCK]
+            for split in SPLITS:
                 mine = np.flatnonzero(here == split)
                 if len(mine):
-                    yield split, images[mine], labels[mine]
+                    yield split, block.images[mine], block.labels[mine]
             done += len(here)
-            on_step(done, total)
-
-
-def _images(seed: int, difficulty: str, number: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    block = draw(seed, number, difficulty)
-    return block.images, block.labels
+            on_step(done, len(splits))
 
 
 def _long_paths(stream: Stream, dashes: int) -> tuple[_Bool, _Int]:
-    """Two paths for every picture, whose first ends are near each other, as the published seed distance has them.
+    """Two paths for every picture, whose first ends are the published seed distance apart.
 
     Returns:
-        What they occupy (n, cells) and the paths (n, 2, dashes, 2, 2). Most walks get stuck: many are begun at once,
-        and those that end well fill the block in their order.
+        What they occupy (n, cells) and the paths (n, 2, dashes, 2, 2). Most walks get stuck; those that do not fill the
+        block in their order.
     """
     occupied, paths, count = [], [], 0
     while count < PICTURES_PER_BLOCK:
@@ -158,7 +153,7 @@ def _walk(stream: Stream, dashes: int, occupied: _Bool, starts: _Int) -> tuple[_
     Args:
         stream: of the random numbers.
         dashes: of a path.
-        occupied: (n, cells); the rows of the paths that end well hold these too afterwards, the others anything.
+        occupied: (n, cells); gets the paths that did not get stuck. Other rows are undefined afterwards.
         starts: (n, 2).
 
     Returns:
@@ -166,7 +161,7 @@ def _walk(stream: Stream, dashes: int, occupied: _Bool, starts: _Int) -> tuple[_
     """
     rows, at, turn = np.arange(len(starts)), starts, stream.below(_TURNS, len(starts))
     path = np.zeros((len(starts), dashes, 2, 2), np.int64)
-    before: _Int | None = None  # the cells of the dash before, which is next to the new one by design: no obstacle yet
+    before: _Int | None = None  # the cells of the dash before; next to the new one, so not occupied yet
     for number in range(dashes):
         bends = stream.below(2 * _BEND + 1, len(rows) * _BENDS_TRIED).reshape(-1, _BENDS_TRIED) - _BEND
         turns = (turn[:, None] + bends) % _TURNS
@@ -204,21 +199,18 @@ def _empty() -> _Bool:
     return grid.reshape(1, -1)
 
 
-def _render(paths: _Int, distractors: list[tuple[_Int, _Int]], dots: _Int) -> NDArray[np.uint8]:
+def _render(paths: _Int, distractors: list[tuple[_Int, _Int]], dots: _Int) -> _Bytes:
     """The images; the brighter of two things in one pixel stays."""
-    count, border = len(paths), _STAMP
-    canvas = np.zeros((count, SIDE + 2 * border, SIDE + 2 * border), np.uint8)
-    rows = np.repeat(np.arange(count), paths[0].size // 4)
-    _stamp(canvas, rows, paths.reshape(-1, 2, 2), _dash_stamps())
-    for places, short in distractors:
-        _stamp(canvas, np.repeat(places, short.shape[1]), short.reshape(-1, 2, 2), _dash_stamps())
-    ends = np.repeat(dots.reshape(-1, 1, 2), 2, 1)
-    _stamp(canvas, np.repeat(np.arange(count), 2), ends, _dot_stamps())
+    places, border = np.arange(len(paths)), _STAMP
+    canvas = np.zeros((len(paths), SIDE + 2 * border, SIDE + 2 * border), np.uint8)
+    for rows, lines in ((places, paths), *distractors):
+        _stamp(canvas, np.repeat(rows, lines[0].size // 4), lines.reshape(-1, 2, 2), _dash_stamps())
+    _stamp(canvas, np.repeat(places, 2), np.repeat(dots.reshape(-1, 1, 2), 2, 1), _dot_stamps())
     return canvas[:, border:-border, border:-border]
 
 
-def _stamp(canvas: NDArray[np.uint8], rows: _Int, segments: _Int, stamps: NDArray[np.uint8]) -> None:
-    """Press the stamp of every segment (m, 2 ends, 2) onto the canvas of its row, around the segment's middle."""
+def _stamp(canvas: _Bytes, rows: _Int, segments: _Int, stamps: _Bytes) -> None:
+    """Draw the stamp of every segment (m, 2 ends, 2) onto the canvas of its row, around its middle."""
     middle = segments.sum(1) // 2
     corner, rest = middle // _UNIT - _STAMP // 2 + _STAMP, middle % _UNIT // _RENDERED
     ink = stamps[_direction(segments[:, 1] - segments[:, 0]) % len(stamps), rest[:, 0], rest[:, 1]]
@@ -233,16 +225,16 @@ def _direction(steps: _Int) -> _Int:
 
 
 @cache
-def _dash_stamps() -> NDArray[np.uint8]:
+def _dash_stamps() -> _Bytes:
     return _stamps(_DASH * _COMPASS, _HALF_WIDTH, _DASH_LEVEL)
 
 
 @cache
-def _dot_stamps() -> NDArray[np.uint8]:
+def _dot_stamps() -> _Bytes:
     return _stamps(np.zeros((1, 2), np.int64), _DOT_RADIUS, _DOT_LEVEL)
 
 
-def _stamps(steps: _Int, radius: int, level: int) -> NDArray[np.uint8]:
+def _stamps(steps: _Int, radius: int, level: int) -> _Bytes:
     """What each step (k, 2) colours, by the place of its middle within a pixel: (k, 8, 8, 6, 6).
 
     The points within ``radius`` of the segment, smoothed by counting samples within each pixel.
@@ -266,32 +258,31 @@ def _stamps(steps: _Int, radius: int, level: int) -> NDArray[np.uint8]:
     return (inside.reshape(parts).sum((4, 6)) * level // _OVERSAMPLING**2).astype(np.uint8)
 
 
-def _read(source: Source, options: Mapping[str, Any]) -> Iterator[tuple[str, NDArray[np.uint8], NDArray[np.uint8]]]:
+def _read(source: Source, options: Mapping[str, Any]) -> Iterator[tuple[str, _Bytes, _Bytes]]:
     """The official folder: lines "folder file number label ..." in metadata/*.npy, which are text; 80/10/10."""
     _, folder = DIFFICULTIES[options["difficulty"]]
     labels: dict[str, int] = {}
-    images: dict[str, NDArray[np.uint8]] = {}
+    images: dict[str, _Bytes] = {}
     is_empty: set[str] = set()
     # Not from pathfinder64/ and the like, which the release holds under the same names.
     for file in source.files(rf"(?:pathfinder32/|^){folder}/(?:metadata/\d+\.npy|(imgs/\d+/\w+\.png))"):
         if file.match[1] is None:
-            labels.update(_metadata(file.stream.read(), file.where))
-        elif data := file.stream.read():
-            images[file.match[1]] = read_png(data, file.where, SIDE, SIDE)
+            labels.update(_metadata(file.read(), file.where))
+        elif data := file.read():
+            images[file.match[1]] = read_png(data, file.where)
         else:
             is_empty.add(file.match[1])  # the release has an empty image, which LRA leaves out too
     if not labels:
         fail(str(source.path), f"no {folder}/metadata/*.npy found")
-    names = sorted(labels.keys() - is_empty, key=_by_number)
+    names = sorted(labels.keys() - is_empty, key=lambda name: [*map(int, re.findall(r"\d+", name))])
     for name in names:
         if name not in images:
             fail(str(source.path), f"{folder}/{name} is in the metadata but not found")
-    order = permutation(len(names), options["seed"])
     tenth = len(names) // 10
-    parts = {"train": order[: len(names) - 2 * tenth], "validation": order[-2 * tenth : -tenth], "test": order[-tenth:]}
     if not tenth:
         fail(str(source.path), f"{len(names)} images are too few for three splits")
-    for split, places in parts.items():
+    parts = np.split(permutation(len(names), options["seed"]), [-2 * tenth, -tenth])
+    for split, places in zip(SPLITS, parts, strict=True):
         chosen = [names[place] for place in np.sort(places)]
         yield split, np.stack([images[name] for name in chosen]), np.array([labels[n] for n in chosen], np.uint8)
 
@@ -308,5 +299,19 @@ def _metadata(data: bytes, where: str) -> dict[str, int]:
     return labels
 
 
-def _by_number(name: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in "".join(c if c.isdigit() else " " for c in name).split())
+def read_png(data: bytes, where: str) -> _Bytes:
+    """The pixels (32, 32) of a grey PNG; any other image is refused before it is decoded."""
+    try:
+        from PIL import Image
+    except ModuleNotFoundError:
+        raise UsageError("reading PNG images needs Pillow: pip install 'mgk[data]'") from None
+    try:
+        Image.open(io.BytesIO(data), formats=["PNG"]).verify()  # the checksums, which decoding leaves out
+        image = Image.open(io.BytesIO(data), formats=["PNG"])
+        pixels = np.array(image) if (image.size, image.mode) == ((SIDE, SIDE), "L") else None
+    except Exception:  # Pillow has no common class for what a corrupt file raises
+        fail(where, "this is not a PNG image, or it is corrupt or truncated")
+    if pixels is None:
+        kind = f"{image.width} x {image.height} pixels of mode {image.mode}"
+        fail(where, f"an image of {kind} instead of {SIDE} x {SIDE} of mode L (grey)")
+    return pixels

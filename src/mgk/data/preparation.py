@@ -1,18 +1,43 @@
 """Prepares a data set once; a second time with the same options and files there is nothing to do."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from mgk.data.errors import DataError, UsageError
-from mgk.data.folders import data_folder
-from mgk.data.job import Job, OnStep
-from mgk.data.manifest import Manifest, damage, read_manifest, read_record
+from mgk.data.manifest import Manifest, data_folder, read_manifest, read_record, verify
 from mgk.data.sources import Source
 from mgk.data.task_registry import Task, find_task
 from mgk.data.writer import writing
+
+OnStep = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One preparation, as the module of a task gets it.
+
+    Attributes:
+        task: the data set.
+        given: its files, or None where it is to be generated.
+        options: every option of the task, by name.
+        workers: processes that may work on it; the result does not depend on them.
+        on_step: called with how many steps of how many are done.
+    """
+
+    task: Task
+    given: Source | None
+    options: Mapping[str, Any]
+    workers: int
+    on_step: OnStep
+
+    @property
+    def source(self) -> Source:
+        """The files of a task that is not generated; ``prepare`` has checked that there are some."""
+        assert self.given is not None
+        return self.given
 
 
 @dataclass(frozen=True)
@@ -38,8 +63,8 @@ def prepare(
 
     Args:
         name: the task's.
-        source: a folder or archive with its files in their official layout; None generates it, where that is how it is
-            made, or takes what is prepared already.
+        source: a folder or archive with its files in their official layout; None generates the set, if it is a
+            generated one, or takes what is prepared already.
         out: the folder of all sets; the data folder if not given.
         options: of the task, by name; those not given have their defaults.
         workers: processes that may generate; the result does not depend on them.
@@ -50,16 +75,16 @@ def prepare(
     """
     task = find_task(name)
     if source is not None and task.is_synthetic:
-        raise UsageError(f"{name} is made up here and takes no source")
+        raise UsageError(f"{name} is generated and takes no source")
     chosen = checked_options(task, source is not None, options or {})
     files = Source(Path(source), on_step) if source is not None else None
     folder = set_folder(name, out)
     manifest, reasons = _state(folder, task, chosen, files)
     if manifest is not None and not reasons:
         return Prepared(folder, manifest, False, [])
-    module = import_module(f"mgk.data.{task.module}")
     if files is None and not task.is_generated:
         raise UsageError("; ".join([*reasons, f"{name} is not prepared: {task.how_to_get()}"]))
+    module = import_module(f"mgk.data.{task.module}")
     with writing(folder, name, chosen, synthetic=task.is_synthetic) as writer:
         try:
             module.prepare(writer, Job(task, files, chosen, workers, on_step))
@@ -78,7 +103,7 @@ def set_folder(name: str, parent: Path | str | None) -> Path:
 
 
 def prepared(name: str, folder: Path | str | None = None) -> tuple[Path, Manifest]:
-    """The folder and manifest of a set that is whole; a made-up sample is made when it is not there yet."""
+    """The folder and manifest of a set that is whole; a synthetic sample is generated when it is not there yet."""
     task = find_task(name)
     place = set_folder(name, folder)
     manifest = read_manifest(place)
@@ -86,9 +111,8 @@ def prepared(name: str, folder: Path | str | None = None) -> tuple[Path, Manifes
         manifest = prepare(name, out=folder).manifest
     if manifest is None:
         raise DataError(f"{name} is not prepared in {str(place.parent)!r}: {task.how_to_get()}")
-    wrong = damage(place, manifest, thorough=False)
-    if wrong:
-        raise DataError(f"{wrong[0]}; prepare {name} anew")
+    if errors := verify(place, manifest, thorough=False):
+        raise DataError(f"{errors[0]}; prepare {name} anew")
     return place, manifest
 
 
@@ -102,9 +126,7 @@ def present(name: str, *, out: Path | str | None = None, options: Mapping[str, A
 
 def checked_options(task: Task, has_source: bool, given: Mapping[str, Any]) -> dict[str, Any]:
     """Every option of the task: as given, checked, or its default."""
-    names = tuple(task.options)
-    if has_source and task.source_options is not None:
-        names = task.source_options
+    names = task.source_options if has_source and task.source_options is not None else tuple(task.options)
     for name, value in given.items():
         if name not in names:
             kind = " read from files" if name in task.options else ""
@@ -120,21 +142,17 @@ def checked_options(task: Task, has_source: bool, given: Mapping[str, Any]) -> d
 def _state(
     folder: Path, task: Task, options: dict[str, Any], files: Source | None
 ) -> tuple[Manifest | None, list[str]]:
-    """The present manifest, and why it does not serve."""
+    """The present manifest, if it can be read, and why the set has to be prepared anew."""
     try:
         manifest = read_manifest(folder)
+        if manifest is None:
+            return None, []
+        reasons = verify(folder, manifest, thorough=False)
+        is_other_kind = task.is_generated and bool(manifest.sources["files"]) != (files is not None)
+        if not reasons and (manifest.options != options or is_other_kind):
+            reasons = [f"{folder}: prepared with other options"]
+        if not reasons and files is not None:
+            reasons = list(read_record(folder, manifest).changes(files.path))
+        return manifest, reasons
     except DataError as error:
         return None, [str(error)]
-    if manifest is None:
-        return None, []
-    reasons = damage(folder, manifest, thorough=False)
-    if reasons:
-        return manifest, reasons
-    if manifest.options != options or (task.is_generated and bool(manifest.sources["files"]) != (files is not None)):
-        return manifest, [f"{folder}: prepared with other options"]
-    if files is not None:
-        try:
-            reasons = list(read_record(folder, manifest).changes(files.path))
-        except DataError as error:
-            reasons = [str(error)]
-    return manifest, reasons

@@ -1,8 +1,7 @@
 """Random numbers that are the same on every machine, in every version, for any number of workers.
 
-Philox is a counter-based generator whose raw 64-bit output NumPy keeps stable between versions (unlike the methods of
-``Generator``); everything here is integer arithmetic on it. A stream is named by a seed and a path of numbers, such as
-the block or the example that it serves, so no two pieces of work ever share one.
+Integer arithmetic on Philox, a counter-based generator whose raw output NumPy keeps stable between versions. A stream
+is named by a seed and a path of numbers, such as a block or an example, so no two pieces of work share one.
 """
 
 import hashlib
@@ -11,14 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-def raw_bits(count: int, seed: int, *path: int) -> NDArray[np.uint64]:
-    """``count`` words of 64 bits from the stream of this seed and path."""
-    return Stream(seed, *path).bits(count)
-
-
 def permutation(count: int, seed: int, *path: int) -> NDArray[np.int64]:
     """The numbers below ``count`` in an order that the seed and path determine."""
-    return np.argsort(raw_bits(count, seed, *path), kind="stable")
+    return np.argsort(Stream(seed, *path).bits(count), kind="stable")
 
 
 class Stream:
@@ -30,7 +24,7 @@ class Stream:
         self._generator = np.random.Philox(key=key)
 
     def bits(self, count: int) -> NDArray[np.uint64]:
-        """The next ``count`` words."""
+        """The next ``count`` words of 64 bits."""
         words: NDArray[np.uint64] = self._generator.random_raw(count)
         return words
 

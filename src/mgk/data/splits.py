@@ -1,4 +1,4 @@
-"""The arrays of one prepared split, mapped into memory on first use."""
+"""The arrays of one prepared split, mapped into memory on first use. Does not import torch."""
 
 from pathlib import Path
 from typing import Any
@@ -8,11 +8,10 @@ from numpy.typing import NDArray
 
 from mgk.data.errors import UsageError, fail
 from mgk.data.manifest import Manifest
-from mgk.data.preparation import prepared
 
 
 class Split:
-    """One split of a prepared set. Cheap to send to the workers of a ``DataLoader``: each maps the files itself."""
+    """One split of a prepared set. Cheap to pickle: each worker of a ``DataLoader`` maps the files itself."""
 
     def __init__(self, folder: Path, manifest: Manifest, name: str) -> None:
         if name not in manifest.splits:
@@ -24,6 +23,9 @@ class Split:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_open": {}}
 
+    def __len__(self) -> int:
+        return self.manifest.examples(self.name)
+
     def __contains__(self, array: str) -> bool:
         return array in self.manifest.splits[self.name]
 
@@ -34,24 +36,19 @@ class Split:
             try:
                 self._open[array] = np.memmap(path, spec.dtype, "r", shape=spec.shape)
             except (OSError, ValueError) as error:
-                fail(str(path), f"cannot be mapped ({error}); the set was replaced or damaged")
+                fail(str(path), f"cannot be mapped ({error}); the set was replaced or is corrupt")
         return self._open[array]
 
 
 class MappedTokens:
-    """The tokens of running text. As cheap to send as its split, where an array would be sent whole."""
+    """The tokens of running text. As cheap to pickle as its split, where an array would be copied."""
 
     def __init__(self, split: Split) -> None:
         self._split = split
 
     def __len__(self) -> int:
-        return self._split.manifest.examples(self._split.name)
+        return len(self._split)
 
     def __getitem__(self, piece: slice) -> NDArray[Any]:
         tokens: NDArray[Any] = self._split["tokens"][piece]
         return tokens
-
-
-def open_split(name: str, split: str, folder: Path | str | None = None) -> Split:
-    """A split of a prepared set; the error of one that is absent says how to get it."""
-    return Split(*prepared(name, folder), split)

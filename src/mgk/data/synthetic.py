@@ -1,17 +1,16 @@
-"""Tiny made-up samples of every task, for tests, examples and a first try. They say nothing about the real tasks."""
+"""Tiny synthetic samples of every task, for tests, examples and a first try."""
 
-from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
-from mgk.data import listops, pathfinder, text_files
+from mgk.data import listops, pathfinder
 from mgk.data.image import PIXELS
-from mgk.data.job import Job
+from mgk.data.preparation import Job
 from mgk.data.random_bits import Stream
 from mgk.data.task_registry import SYNTHETIC
 from mgk.data.text import BYTES
-from mgk.data.wikitext import finish
-from mgk.data.words import WordEncoder
+from mgk.data.text_files import write_text
 from mgk.data.writer import Example, SetWriter
 
 SIZES = {"train": 256, "validation": 64, "test": 64}
@@ -24,44 +23,45 @@ _WORDS = (b"the", b"of", b"a", b"river", b"town", b"built", b"near", b"old", b"b
 
 
 def prepare(writer: SetWriter, job: Job) -> None:
-    """Make the sample of the task."""
+    """Generate the sample of the task."""
     name, seed = job.task.name.removeprefix(SYNTHETIC), int(job.options["seed"])
     if name == "listops":
         limits = {"min_length": 4, "max_length": 64, "max_depth": 5, "max_args": 5}
-        listops.prepare(writer, Job(job.task, None, {"seed": seed, **SIZES, **limits}, 1, job.on_step))
+        listops.prepare(writer, replace(job, workers=1, options={"seed": seed, **SIZES, **limits}))
     elif name == "pathfinder":
-        drawn = {"seed": seed, **SIZES, "difficulty": "easy"}
-        pathfinder.prepare(writer, Job(job.task, None, drawn, 1, job.on_step))
+        pathfinder.prepare(writer, replace(job, workers=1, options={"seed": seed, **SIZES, "difficulty": "easy"}))
     elif job.task.kind == "image":
         _write_images(writer, seed, 32 if name == "image" else 28)
     elif job.task.kind == "language":
-        _write_language(writer, seed, by_words=name != "plain")
+        texts = (
+            (split, b"".join(_sentence(Stream(seed, number, place)) for place in range(4 * count)))
+            for number, (split, count) in enumerate(SIZES.items())
+        )
+        write_text(writer, "byte" if name == "plain" else "word", texts)
     else:
         writer.facts.update(BYTES)
-        writer.append_examples(_pairs(seed) if job.task.kind == "pair" else _reviews(seed))
+        make = _pair if job.task.kind == "pair" else _review
+        writer.append_examples(
+            Example(split, make(Stream(seed, number, place), place % 2), place % 2)
+            for number, (split, count) in enumerate(SIZES.items())
+            for place in range(count)
+        )
     job.on_step(1, 1)
 
 
-def _reviews(seed: int) -> Iterator[Example]:
+def _review(stream: Stream, label: int) -> tuple[bytes, ...]:
     """Filler with words of praise (label 1) or of blame (label 0)."""
-    for number, (split, count) in enumerate(SIZES.items()):
-        for place in range(count):
-            stream, label = Stream(seed, number, place), place % 2
-            words = _pick(stream, _FILLER, 20 + int(stream.below(40, 1)[0]))
-            for spot, word in zip(stream.below(len(words), 4), _pick(stream, _GOOD if label else _BAD, 4), strict=True):
-                words[spot] = word
-            yield Example(split, (b" ".join(words),), label)
+    words = _pick(stream, _FILLER, 20 + int(stream.below(40, 1)[0]))
+    for spot, word in zip(stream.below(len(words), 4), _pick(stream, _GOOD if label else _BAD, 4), strict=True):
+        words[spot] = word
+    return (b" ".join(words),)
 
 
-def _pairs(seed: int) -> Iterator[Example]:
-    """Texts on one topic (label 1) or on two."""
-    for number, (split, count) in enumerate(SIZES.items()):
-        for place in range(count):
-            stream, label = Stream(seed, number, place), place % 2
-            first, step = (int(stream.below(limit, 1)[0]) for limit in (len(_TOPICS), len(_TOPICS) - 1))
-            topics = (first, first if label else (first + 1 + step) % len(_TOPICS))
-            texts = [b" ".join([_TOPICS[topic], *_pick(stream, _WORDS, 30)]) for topic in topics]
-            yield Example(split, (texts[0], texts[1]), label)
+def _pair(stream: Stream, label: int) -> tuple[bytes, ...]:
+    """Texts on one topic (label 1) or on two (label 0)."""
+    first, step = (int(stream.below(limit, 1)[0]) for limit in (len(_TOPICS), len(_TOPICS) - 1))
+    topics = (first, first if label else (first + 1 + step) % len(_TOPICS))
+    return tuple(b" ".join([_TOPICS[topic], *_pick(stream, _WORDS, 30)]) for topic in topics)
 
 
 def _write_images(writer: SetWriter, seed: int, side: int) -> None:
@@ -79,22 +79,8 @@ def _write_images(writer: SetWriter, seed: int, side: int) -> None:
         writer.append(split, "labels", labels.astype(np.uint8))
 
 
-def _write_language(writer: SetWriter, seed: int, *, by_words: bool) -> None:
-    """Sentences in which each word narrows down the next."""
-    encoder = WordEncoder(writer)
-    for number, (split, count) in enumerate(SIZES.items()):
-        text = b"".join(_sentence(Stream(seed, number, place)) for place in range(4 * count))
-        if by_words:
-            encoder.add(split, [text])
-        else:
-            writer.append(split, "tokens", np.frombuffer(text, np.uint8))
-    if by_words:
-        finish(writer, encoder)
-    else:
-        writer.facts.update(text_files.FACTS)
-
-
 def _sentence(stream: Stream) -> bytes:
+    """Words, each of which limits the choice of the next."""
     word = int(stream.below(len(_WORDS), 1)[0])
     words = []
     for step in stream.below(3, 12).tolist():

@@ -1,14 +1,13 @@
 """Text: IMDb reviews (Maas 2011) as bytes; label 1 is positive.
 
-Long Range Arena trains on all 25,000 training reviews and looks at the test reviews while it trains; ``validation``
-holds some training reviews out instead, half of each label.
+Long Range Arena trains on all 25,000 training reviews and evaluates on the test reviews while it trains;
+``validation`` holds some training reviews out instead, half of each label.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 from mgk.data.errors import UsageError, check_text, fail
-from mgk.data.job import Job
+from mgk.data.preparation import Job
 from mgk.data.random_bits import permutation
 from mgk.data.sources import Source
 from mgk.data.writer import Example, SetWriter
@@ -24,7 +23,9 @@ def prepare(writer: SetWriter, job: Job) -> None:
     reviews = _read(job.source)
     held_out = _held_out([key for key in reviews if key[0] == "train"], job.options["validation"], job.options["seed"])
     writer.facts.update(BYTES)
-    writer.append_examples(_examples(reviews, held_out))
+    writer.append_examples(
+        Example("validation" if key in held_out else key[0], (data,), key[1]) for key, data in reviews.items()
+    )
 
 
 def _read(source: Source) -> dict[_Key, bytes]:
@@ -35,7 +36,7 @@ def _read(source: Source) -> dict[_Key, bytes]:
         label = int(sign == "pos")
         if not (7 <= int(rating) <= 10 if label else 1 <= int(rating) <= 4):
             fail(file.where, f"a rating of {rating} is out of range for a review in {sign!r}")
-        data = file.stream.read()
+        data = file.read()
         check_text(data, file.where)
         if not data:
             fail(file.where, "the review is empty")
@@ -57,8 +58,3 @@ def _held_out(keys: list[_Key], count: int, seed: int) -> set[_Key]:
             raise UsageError(f"cannot hold out {wanted} of the {len(mine)} training reviews with label {label}")
         held_out.update(mine[place] for place in permutation(len(mine), seed, label)[:wanted])
     return held_out
-
-
-def _examples(reviews: dict[_Key, bytes], held_out: set[_Key]) -> Iterator[Example]:
-    for key, data in reviews.items():
-        yield Example("validation" if key in held_out else key[0], (data,), key[1])

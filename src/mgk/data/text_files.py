@@ -1,14 +1,13 @@
-"""Any text file as running text, by bytes or by words; its last parts are the validation and the test split."""
+"""Any text file as running text, by bytes or by words; the last parts are validation and test."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 
 from mgk.data.errors import UsageError, fail
-from mgk.data.job import Job
+from mgk.data.preparation import Job
 from mgk.data.sources import Source
-from mgk.data.wikitext import checked_lines, finish
 from mgk.data.words import WordEncoder
 from mgk.data.writer import SetWriter
 
@@ -25,8 +24,12 @@ def prepare(writer: SetWriter, job: Job) -> None:
     validation, test = options["validation_percent"], options["test_percent"]
     if min(validation, test) < 1 or validation + test > 90:
         raise UsageError(f"validation and test must leave a training part, got {validation} and {test} per cent")
-    parts = _parts(job.source, _size(job.source), validation, test)
-    if options["unit"] == "byte":
+    write_text(writer, options["unit"], _parts(job.source, _size(job.source), validation, test))
+
+
+def write_text(writer: SetWriter, unit: str, parts: Iterable[tuple[str, bytes]]) -> None:
+    """Write pieces of running text, each with its split, by bytes or by words."""
+    if unit == "byte":
         writer.facts.update(FACTS)
         for split, text in parts:
             writer.append(split, "tokens", np.frombuffer(text, np.uint8))
@@ -34,12 +37,12 @@ def prepare(writer: SetWriter, job: Job) -> None:
     encoder = WordEncoder(writer)
     for split, text in parts:
         encoder.add(split, [text if text.endswith(b"\n") else text + b"\n"])
-    finish(writer, encoder)
+    encoder.finish()
 
 
 def _size(source: Source) -> int:
-    """How many bytes the one file has; it may be packed, so it is read to the end."""
-    sizes = [sum(map(len, file.stream.chunks())) for file in source.files(_ANY)]
+    """How many bytes the one file has; it may be compressed, so it is read to the end."""
+    sizes = [sum(map(len, file.chunks())) for file in source.files(_ANY)]
     if len(sizes) > 1:
         raise UsageError(f"the source {str(source.path)!r} holds several files: give one of them")
     if not any(sizes):
@@ -48,11 +51,11 @@ def _size(source: Source) -> int:
 
 
 def _parts(source: Source, size: int, validation: int, test: int) -> Iterator[tuple[str, bytes]]:
-    """The text in pieces, each with its split: a split begins with the first line after its share of the bytes."""
+    """The text in pieces with their splits; a split begins at the first line after its share of bytes."""
     shares = {"validation": size * (100 - validation - test) // 100, "test": size * (100 - test) // 100}
     splits, split, done = list(shares), "train", 0
     for file in source.files(_ANY):
-        for lines in checked_lines(file):
+        for lines in file.text_pieces():
             piece = lines[: size - done]  # without the line end that a last line did not have
             while splits:
                 end = piece.find(b"\n", max(shares[splits[0]] - done, 0)) + 1

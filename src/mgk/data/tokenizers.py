@@ -1,28 +1,29 @@
-"""Fast tokenizers with the ids of :mod:`mgk.data`, saved beside a model: ``AutoTokenizer.from_pretrained(run)``.
+"""Fast tokenizers with the ids of the prepared data sets, to be saved beside a model for ``AutoTokenizer``.
 
-Each turns the text of an example into the tokens that its task was prepared with, so a trained model reads any text.
-Names of special tokens inside a text, such as ``<pad>``, are text like any other.
+Special tokens inside a text, such as ``<pad>``, are text like any other.
 """
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers
-from tokenizers import models as algorithms
-from transformers import PreTrainedTokenizerFast
-from transformers.convert_slow_tokenizer import bytes_to_unicode
+try:
+    from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers
+    from tokenizers import models as algorithms
+    from transformers import PreTrainedTokenizerFast
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+except ModuleNotFoundError as error:
+    raise ImportError("tokenizers need Hugging Face transformers: pip install 'mgk[train]'", name=error.name) from None
 
 from mgk.data import listops
 from mgk.data.preparation import prepared
 from mgk.data.task_registry import find_task
 from mgk.data.text import BYTES
-from mgk.data.wikitext import VOCABULARY_FILE
-from mgk.data.words import EOS, UNKNOWN
+from mgk.data.words import EOS, UNKNOWN, VOCABULARY_FILE
 
 PAD = "<pad>"
 
-# What bytes.split() takes for a space; str.split() would take more.
+# The whitespace of bytes.split(); str.split() has more.
 _SPACES = r" \t\n\r\x0b\x0c"
 
 
@@ -30,8 +31,8 @@ def byte_tokenizer(*, shift: int = BYTES["shift"], model_max_length: int | None 
     """Bytes of UTF-8: id = byte + ``shift``; any text comes back exactly.
 
     Args:
-        shift: 1 leaves the id 0 to ``<pad>``, as in LRA's text and retrieval; 0 has no padding, as running text.
-        model_max_length: tokens at most, where ``truncation=True`` cuts; None for no limit.
+        shift: 1 leaves the id 0 to ``<pad>``, as in LRA's text and retrieval; 0 has no padding, for language models.
+        model_max_length: where ``truncation=True`` cuts; None for no limit.
     """
     if shift not in (0, 1):
         raise ValueError(f"shift must be 0 or 1, got {shift!r}")
@@ -52,7 +53,7 @@ def listops_tokenizer(*, model_max_length: int | None = None) -> PreTrainedToken
 
 
 def word_tokenizer(vocabulary: Sequence[str], *, model_max_length: int | None = None) -> PreTrainedTokenizerFast:
-    """Words between spaces: id = place in ``vocabulary``; a line end is ``<eos>``, a word it does not have ``<unk>``.
+    """Words between spaces: id = index in ``vocabulary``; a line end is ``<eos>``, an unknown word ``<unk>``.
 
     Batches are padded on the left with ``<eos>``, which the attention mask hides.
     """
@@ -72,12 +73,12 @@ def word_tokenizer(vocabulary: Sequence[str], *, model_max_length: int | None = 
 def tokenizer_for(
     task: str, folder: Path | None = None, *, model_max_length: int | None = None
 ) -> PreTrainedTokenizerFast | None:
-    """The tokenizer of a prepared task; None for images, whose pixels are no text.
+    """The tokenizer of a prepared task; None for images.
 
     Args:
         task: its name.
-        folder: the folder of all sets; the data folder if not given.
-        model_max_length: tokens that a model keeps; the paper's if not given.
+        folder: the folder of all data sets; None: the default data folder.
+        model_max_length: where ``truncation=True`` cuts; None: the paper's length.
     """
     kind = find_task(task)
     if kind.kind == "image":
@@ -97,7 +98,7 @@ def _fast(tokenizer: Tokenizer, model_max_length: int | None, **options: Any) ->
         options["model_max_length"] = model_max_length
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
-        split_special_tokens=True,  # a text that spells <pad> is no padding
+        split_special_tokens=True,  # <pad> in a text is not padding
         clean_up_tokenization_spaces=False,
         model_input_names=["input_ids", "attention_mask"],
         **options,

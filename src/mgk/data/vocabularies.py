@@ -1,4 +1,4 @@
-"""What the ids of a task mean: all that a tokenizer needs."""
+"""The vocabulary of a task: what its token ids mean."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,10 +8,9 @@ from mgk.data import listops
 from mgk.data.image import PIXELS
 from mgk.data.manifest import Manifest
 from mgk.data.preparation import prepared
-from mgk.data.task_registry import SYNTHETIC, Task, find_task
+from mgk.data.task_registry import SYNTHETIC, find_task
 from mgk.data.text import BYTES
-from mgk.data.wikitext import VOCABULARY_FILE
-from mgk.data.words import EOS, UNKNOWN
+from mgk.data.words import EOS, UNKNOWN, VOCABULARY_FILE
 
 Unit = Literal["symbol", "byte", "pixel", "word"]
 
@@ -44,16 +43,17 @@ def vocabulary(name: str, *, folder: Path | str | None = None) -> Vocabulary:
 
     Args:
         name: the task's.
-        folder: the folder of all sets; the data folder if not given. Only running text needs to be prepared there: its
-            words are those of its training part.
+        folder: the folder of all sets; the data folder if not given. Only running text needs to be prepared there.
 
     Returns:
         The vocabulary.
     """
     task = find_task(name)
-    if task.kind != "language":
-        return _from_facts(_facts(task))
-    return prepared_vocabulary(*prepared(name, folder))
+    if task.kind == "language":
+        return prepared_vocabulary(*prepared(name, folder))
+    if task.kind == "image":
+        return _from_facts(PIXELS)
+    return _from_facts(listops.FACTS if task.name.removeprefix(SYNTHETIC) == "listops" else BYTES)
 
 
 def prepared_vocabulary(folder: Path, manifest: Manifest) -> Vocabulary:
@@ -64,12 +64,6 @@ def prepared_vocabulary(folder: Path, manifest: Manifest) -> Vocabulary:
     return Vocabulary(
         "word", len(words), tuple(words), eos_id=words.index(EOS.decode()), unk_id=words.index(UNKNOWN.decode())
     )
-
-
-def _facts(task: Task) -> dict[str, Any]:
-    if task.kind == "image":
-        return PIXELS
-    return listops.FACTS if task.name.removeprefix(SYNTHETIC) == "listops" else BYTES
 
 
 def _from_facts(facts: dict[str, Any]) -> Vocabulary:

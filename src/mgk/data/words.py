@@ -1,20 +1,19 @@
-"""Turns running text into word ids in one pass, whatever its size, with the vocabulary of its training part.
+"""Turns running text of any size into word ids, with the vocabulary of its training part.
 
-Words get provisional ids in the order in which they appear; at the end these are mapped to the final ones, sorted by
-frequency as an adaptive softmax wants them. So the text is read, split and looked up once, and only a piece of it is
-in memory at a time.
+Words get provisional ids as they appear; at the end these are mapped to the final ones, sorted by frequency as an
+adaptive softmax needs them. So the text is read once, and only a piece of it is in memory at a time.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import IO
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mgk.data.writer import SetWriter, named_errors
 
 EOS, UNKNOWN = b"<eos>", b"<unk>"
+VOCABULARY_FILE = "vocabulary.txt"
 
 _IDS_AT_ONCE = 1 << 22
 
@@ -32,10 +31,9 @@ class WordEncoder:
 
     def __init__(self, writer: SetWriter) -> None:
         self._writer = writer
-        self._table = _Table()
+        self._table = _Table({EOS: 0, UNKNOWN: 1})
         self._scratch: dict[str, IO[bytes]] = {}
         self._counts = np.zeros(0, np.int64)
-        self._table[EOS], self._table[UNKNOWN]
 
     def add(self, split: str, pieces: Iterable[bytes]) -> None:
         """Add to the text of a split, in pieces that end with a line; every line ends with ``<eos>``."""
@@ -53,39 +51,23 @@ class WordEncoder:
                 counts[: len(self._counts)] += self._counts
                 self._counts = counts
 
-    def finish(self) -> list[bytes]:
-        """Write all splits with their final ids; the vocabulary: ``<eos>``, then by falling frequency."""
+    def finish(self) -> None:
+        """Write all splits with their final ids, and the vocabulary: ``<eos>``, then by falling frequency."""
         words = list(self._table)
         counts = np.zeros(len(words), np.int64)
         counts[: len(self._counts)] = self._counts
         seen = [place for place in np.flatnonzero(counts).tolist() if words[place] != EOS]
         order = [0, *sorted(seen, key=lambda place: (-counts[place], words[place]))]
-        if counts[1] == 0:  # a word that the training text does not have needs a name in the others
+        if counts[1] == 0:  # the other splits may have words that the training text does not have
             order.append(1)
         final = np.full(len(words), order.index(1), np.uint16 if len(order) <= 1 << 16 else np.int32)
         final[order] = np.arange(len(order))
         for split, file in self._scratch.items():
             with named_errors(Path(file.name)):
-                file.seek(0)  # writes what is still in the buffer
-            for ids in _read_ids(file):
-                self._writer.append(split, "tokens", final[ids])
+                file.seek(0)  # flushes the buffer
+            while data := file.read(4 * _IDS_AT_ONCE):
+                self._writer.append(split, "tokens", final[np.frombuffer(data, np.int32)])
             file.close()
             Path(file.name).unlink()
-        return [words[place] for place in order]
-
-
-def line_pieces(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """The same text cut after line ends; a last line without an end gets one."""
-    rest = b""
-    for chunk in chunks:
-        head, end, tail = (rest + chunk).rpartition(b"\n")
-        rest = tail
-        if end:
-            yield head + end
-    if rest:
-        yield rest + b"\n"
-
-
-def _read_ids(file: IO[bytes]) -> Iterator[NDArray[np.int32]]:
-    while data := file.read(4 * _IDS_AT_ONCE):
-        yield np.frombuffer(data, np.int32)
+        self._writer.add_file(VOCABULARY_FILE, b"".join(words[place] + b"\n" for place in order))
+        self._writer.facts.update(vocab_size=len(order), pad_id=None, shift=0, unit="word")

@@ -1,4 +1,4 @@
-"""Writes a prepared set: into a subfolder first, then the manifest that makes it the set, in one step."""
+"""Writes a prepared set: arrays into a subfolder first, then the manifest that publishes them."""
 
 import hashlib
 import json
@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mgk import __version__
+from mgk._util.files import sync, umask, write_json
 from mgk.data.errors import DataError
 from mgk.data.manifest import MANIFEST, SOURCES, ArraySpec, FileSpec, Manifest, read_manifest
 from mgk.data.sources import Record
@@ -40,9 +41,8 @@ class _OpenArray:
     """One array that grows at its end."""
 
     def __init__(self, path: Path, rows: NDArray[Any]) -> None:
-        self.dtype = rows.dtype.newbyteorder("<")
-        self.row_shape = rows.shape[1:]
-        self.length = 0
+        self.path, self.dtype, self.row_shape = path, rows.dtype.newbyteorder("<"), rows.shape[1:]
+        self.length = self.bytes = 0
         self.hash = hashlib.sha256()
         self.file: IO[bytes] = path.open("wb")
 
@@ -53,6 +53,7 @@ class _OpenArray:
         self.file.write(data)
         self.hash.update(data)
         self.length += len(rows)
+        self.bytes += len(data)
 
 
 class SetWriter:
@@ -69,23 +70,15 @@ class SetWriter:
         """Add rows to the array ``name`` of a split; the first rows decide its type."""
         path = self.folder / f"{split}.{name}.bin"
         with named_errors(path):
-            array = self._arrays.get((split, name))
-            if array is None:
-                array = self._arrays[split, name] = _OpenArray(path, rows)
-            array.append(rows)
-
-    def append_sequences(self, split: str, sequences: list[bytes]) -> None:
-        """Add sequences of small token ids: the ids to ``tokens``, where each one ends to ``offsets``."""
-        tokens = self._arrays.get((split, "tokens"))
-        start = tokens.length if tokens is not None else 0
-        if tokens is None:
-            self.append(split, "offsets", np.zeros(1, np.int64))
-        lengths = np.fromiter(map(len, sequences), np.int64, len(sequences))
-        self.append(split, "tokens", np.frombuffer(b"".join(sequences), np.uint8))
-        self.append(split, "offsets", start + lengths.cumsum())
+            if (split, name) not in self._arrays:
+                self._arrays[split, name] = _OpenArray(path, rows)
+            self._arrays[split, name].append(rows)
 
     def append_examples(self, examples: Iterable[Example]) -> None:
-        """Add labelled sequences, in pieces of a size that is quick to write."""
+        """Add labelled sequences, in pieces of a size that is quick to write.
+
+        ``tokens`` gets the ids of all sequences, ``offsets`` where each one ends, ``labels`` one label an example.
+        """
         waiting: dict[str, list[Example]] = {}
         for example in examples:
             rows = waiting.setdefault(example.split, [])
@@ -97,40 +90,46 @@ class SetWriter:
 
     def _append_rows(self, rows: list[Example]) -> None:
         split = rows[0].split
-        self.append_sequences(split, [sequence for row in rows for sequence in row.sequences])
-        self.append(split, "labels", np.fromiter((row.label for row in rows), np.uint8, len(rows)))
+        sequences = [sequence for row in rows for sequence in row.sequences]
+        if (split, "offsets") not in self._arrays:
+            self.append(split, "offsets", np.zeros(1, np.int64))
+        tokens = self._arrays.get((split, "tokens"))
+        ends = np.cumsum([len(sequence) for sequence in sequences]) + (tokens.length if tokens else 0)
+        self.append(split, "tokens", np.frombuffer(b"".join(sequences), np.uint8))
+        self.append(split, "offsets", ends)
+        self.append(split, "labels", np.array([row.label for row in rows], np.uint8))
 
     def add_file(self, name: str, data: bytes) -> None:
         """Add a file that is no array."""
         path = self.folder / name
-        with named_errors(path), path.open("wb") as file:
-            file.write(data)
-            _sync(file)
+        with named_errors(path):
+            path.write_bytes(data)
+            sync(path)
         self._files[name] = FileSpec(len(data), hashlib.sha256(data).hexdigest())
 
     def close(self) -> None:
-        """Close the files; on a full disk the rest of a buffer may not fit any more, which is known by then."""
+        """Close the files after a failure, which may be a full disk that does not take the last buffer."""
         for array in self._arrays.values():
             with suppress(OSError):
                 array.file.close()
 
     def finish(self) -> tuple[dict[str, dict[str, ArraySpec]], dict[str, FileSpec]]:
-        """Bring everything to the disk; the arrays of the splits, and all files."""
+        """Make everything durable; the arrays of the splits, and all files."""
         splits: dict[str, dict[str, ArraySpec]] = {}
         order = {"train": 0, "validation": 1, "test": 2}
         for (split, name), array in sorted(self._arrays.items(), key=lambda item: order[item[0][0]]):
-            path = Path(array.file.name)
-            with named_errors(path):
-                _sync(array.file)
-            file = path.name
+            with named_errors(array.path):
+                array.file.close()
+                sync(array.path)
+            file = array.path.name
             splits.setdefault(split, {})[name] = ArraySpec(file, array.dtype.str, (array.length, *array.row_shape))
-            self._files[file] = FileSpec(array.file.tell(), array.hash.hexdigest())
+            self._files[file] = FileSpec(array.bytes, array.hash.hexdigest())
         return splits, self._files
 
 
 @contextmanager
 def writing(folder: Path, task: str, options: dict[str, Any], *, synthetic: bool) -> Iterator[SetWriter]:
-    """Write the set of a task into ``folder``; on leaving without an error it takes the place of an older one.
+    """Write the set of a task into ``folder``; on leaving without an error it replaces an older one.
 
     Whatever stops it before that, a signal or a full disk, leaves the older set as it was.
     """
@@ -152,8 +151,7 @@ def _publish(folder: Path, task: str, options: dict[str, Any], synthetic: bool, 
     old = _build_of(folder)
     writer.add_file(SOURCES, (json.dumps(asdict(writer.record), indent=1) + "\n").encode())
     splits, files = writer.finish()
-    writer.close()
-    # Named after the content: two processes that prepare the same set at once agree, and neither removes the other's.
+    # Named after the content: two processes that prepare the same set at once agree on it.
     build = hashlib.sha256(json.dumps({n: f.sha256 for n, f in sorted(files.items())}).encode()).hexdigest()[:16]
     manifest = Manifest(
         task=task,
@@ -168,14 +166,14 @@ def _publish(folder: Path, task: str, options: dict[str, Any], synthetic: bool, 
         files=files,
     )
     _place(writer.folder, folder / build, files)
-    _write_manifest(folder, manifest)
+    write_json(folder / MANIFEST, manifest.to_json())
     if old is not None and old != build:
         shutil.rmtree(folder / old, ignore_errors=True)
 
 
 def _place(building: Path, target: Path, files: dict[str, FileSpec]) -> None:
-    """Give the finished folder its name; a folder of that name is kept file by file where it is whole."""
-    building.chmod(0o777 & ~_umask())  # mkdtemp makes folders that only their owner reads
+    """Give the finished folder its name; where that exists, move the files into it."""
+    building.chmod(0o777 & ~umask())  # mkdtemp makes folders that only their owner reads
     try:
         os.rename(building, target)
     except OSError:
@@ -183,23 +181,8 @@ def _place(building: Path, target: Path, files: dict[str, FileSpec]) -> None:
             raise
         for name in files:
             os.replace(building / name, target / name)
-    _sync_folder(target)
-    _sync_folder(target.parent)
-
-
-def _write_manifest(folder: Path, manifest: Manifest) -> None:
-    handle, temporary = tempfile.mkstemp(dir=folder, prefix=f".{MANIFEST}.", suffix=".tmp")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(manifest.to_json(), file, indent=1)
-            file.write("\n")
-            _sync(file)
-        Path(temporary).chmod(0o666 & ~_umask())
-        os.replace(temporary, folder / MANIFEST)
-        _sync_folder(folder)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    sync(target)
+    sync(target.parent)
 
 
 def _build_of(folder: Path) -> str | None:
@@ -211,45 +194,19 @@ def _build_of(folder: Path) -> str | None:
 
 
 def _remove_stale(folder: Path) -> None:
-    """Remove what killed processes left behind, where nothing was written for an hour: no process is at work there."""
-    present = _build_of(folder)
+    """Remove what killed processes left behind: folders where nothing was written for an hour."""
+    present, oldest = _build_of(folder), time.time() - _STALE_SECONDS
     for path in folder.iterdir():
         is_ours = path.name.startswith(_UNFINISHED) or (_BUILD.fullmatch(path.name) and path.name != present)
-        if is_ours and time.time() - _last_write(path) > _STALE_SECONDS:
-            shutil.rmtree(path, ignore_errors=True)
-
-
-def _last_write(folder: Path) -> float:
-    times = [time.time()]  # of a folder that another process is just removing
-    with suppress(FileNotFoundError):
-        times = [path.stat().st_mtime for path in (folder, *folder.iterdir())]
-    return max(times)
+        with suppress(FileNotFoundError):  # another process is just removing it
+            if is_ours and max(p.stat().st_mtime for p in (path, *path.iterdir())) < oldest:
+                shutil.rmtree(path, ignore_errors=True)
 
 
 @contextmanager
 def named_errors(place: Path) -> Iterator[None]:
-    """An error of the operating system comes out as a ``DataError`` with the place that could not be written."""
+    """An error of the operating system becomes a ``DataError`` with the place that could not be written."""
     try:
         yield
     except OSError as error:
         raise DataError(f"cannot write {str(error.filename or place)!r}: {error.strerror or error}") from None
-
-
-def _sync(file: IO[Any]) -> None:
-    file.flush()
-    os.fsync(file.fileno())
-
-
-def _sync_folder(folder: Path) -> None:
-    if os.name == "posix":  # elsewhere a folder cannot be opened
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-
-
-def _umask() -> int:
-    umask = os.umask(0)
-    os.umask(umask)
-    return umask

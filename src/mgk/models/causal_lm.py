@@ -1,7 +1,7 @@
-"""A language model with a tied softmax or PyTorch's adaptive one, and generation with the core's caches."""
+"""A language model with a tied or an adaptive softmax, and generation with the caches of mgk.nn."""
 
 import copy
-from typing import Any, ClassVar, TypedDict, Unpack
+from typing import Any, ClassVar, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -13,32 +13,29 @@ from transformers.utils import can_return_tuple
 
 from mgk.functional.mixture.inputs import compute_dtype
 from mgk.models.configuration import MgkConfig
-from mgk.models.losses import IGNORE, Items, average, check_targets
-from mgk.models.modeling import MgkModel, MgkPreTrainedModel
+from mgk.models.losses import IGNORE, NumItems, check_targets, class_loss
+from mgk.models.modeling import MgkModel, MgkPreTrainedModel, OutputOptions
 
-# Logits at a time where only losses are wanted: 2^25 numbers, 128 MB in float32.
-_MOST_LOGITS = 2**25
+# Logits at a time where only losses are needed: 2^25 numbers, 128 MB in float32.
+MAX_LOGITS = 2**25
 
 
-class LossOptions(TypedDict, total=False):
-    """What :meth:`MgkForCausalLM.forward` takes beside its named arguments.
+class CausalOptions(OutputOptions, total=False):
+    """The arguments of :meth:`MgkForCausalLM.forward` that it does not name.
 
-    ``Trainer`` takes every argument with "label" in its name for one that each data set has: so this one is not named.
+    ``Trainer`` expects every named argument with "label" in its name to be a column of each data set.
     """
 
     shift_labels: Tensor | None  # (B, L): the token after each, -100 where there is none; in place of labels
-    num_items_in_batch: Items  # the targets of the whole optimizer step, for gradient accumulation
-
-
-_LOSS_OPTIONS = frozenset(LossOptions.__annotations__)
+    num_items_in_batch: NumItems  # the targets of the whole optimizer step, for gradient accumulation
 
 
 class MgkForCausalLM(MgkPreTrainedModel, GenerationMixin):
     """Predict the next token. ``config.is_decoder`` is set.
 
-    With ``config.adaptive_cutoffs`` the softmax is PyTorch's ``AdaptiveLogSoftmaxWithLoss``: logits are then log
-    probabilities, and with labels they are left out unless ``return_logits=True`` asks for them, as the loss does not
-    need those of the whole vocabulary.
+    With ``config.adaptive_cutoffs`` the softmax is PyTorch's ``AdaptiveLogSoftmaxWithLoss``. Logits are then log
+    probabilities; with labels they are only computed for ``return_logits=True``, as the loss does not need those of
+    the whole vocabulary.
     """
 
     _tied_weights_keys: ClassVar[dict[str, str]] = {"lm_head.weight": "model.embeddings.tokens.weight"}
@@ -48,8 +45,6 @@ class MgkForCausalLM(MgkPreTrainedModel, GenerationMixin):
             config = copy.deepcopy(config)
             config.is_decoder = True
         super().__init__(config)
-        if config.patch_size is not None:
-            raise ValueError("a language model is made of tokens: patch_size must be None")
         self.model = MgkModel(config)
         self.lm_head: nn.Linear | None = None
         self.adaptive_softmax: nn.AdaptiveLogSoftmaxWithLoss | None = None
@@ -68,17 +63,17 @@ class MgkForCausalLM(MgkPreTrainedModel, GenerationMixin):
         return self.config.is_linear
 
     def get_output_embeddings(self) -> nn.Module | None:
-        """The map to logits; None for the adaptive softmax."""
+        """The linear map to logits; None for the adaptive softmax."""
         return self.lm_head
 
     def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
-        """Replace the map to logits."""
+        """Replace the linear map to logits."""
         if not isinstance(new_embeddings, nn.Linear):
             raise TypeError(f"the output embeddings must be an nn.Linear, got {type(new_embeddings).__name__}")
         self.lm_head = new_embeddings
 
     def resize_token_embeddings(self, new_num_tokens: int | None = None, *args: Any, **kwargs: Any) -> nn.Embedding:
-        """Change the vocabulary's size; the clusters of an adaptive softmax are fixed, so that raises."""
+        """Change the size of the vocabulary; an adaptive softmax, whose clusters are fixed, raises."""
         if self.adaptive_softmax is not None and (new_num_tokens is not None or args or kwargs):
             raise ValueError("an adaptive softmax cannot be resized: its clusters are cut for adaptive_cutoffs")
         return super().resize_token_embeddings(new_num_tokens, *args, **kwargs)
@@ -93,45 +88,38 @@ class MgkForCausalLM(MgkPreTrainedModel, GenerationMixin):
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         use_cache: bool | None = None,
-        output_attentions: bool | None = None,
-        output_hidden_states: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         return_logits: bool | None = None,
-        **options: Unpack[LossOptions],
+        **options: Unpack[CausalOptions],
     ) -> CausalLMOutputWithPast:
         """Logits (B, L, vocab_size), and the loss where there are targets.
 
         Args:
             input_ids: int64 (B, L).
             attention_mask: (B, L), 1 for real tokens; with a cache (B, past + L).
-            position_ids: (B, L); see :meth:`MgkModel.forward`.
+            position_ids: (B, L); see :meth:`MgkModel.forward`, also for the next two and ``use_cache``.
             past_key_values: The tokens before these, as an earlier call returned them.
             inputs_embeds: (B, L, hidden_size), in place of ``input_ids``.
-            labels: (B, L): the tokens themselves, shifted inside; -100 does not count.
-            use_cache: Whether to return ``past_key_values``; ``config.use_cache`` if not given, False in training.
-            output_attentions: Whether to return the weights of every layer.
-            output_hidden_states: Whether to return every layer's output.
+            labels: (B, L): the tokens themselves, shifted inside; -100 is ignored.
+            use_cache: Whether to return ``past_key_values``.
             logits_to_keep: Logits of so many last positions only, or of the positions in a tensor; 0 for all.
-            return_logits: Whether to return logits; if not given, unless an adaptive softmax has targets.
-            **options: ``shift_labels`` (B, L), targets as :class:`mgk.data.SegmentDataset` gives them, and
-                ``num_items_in_batch``, which ``Trainer`` gives.
+            return_logits: Whether to return logits; None: unless an adaptive softmax has targets.
+            **options: ``shift_labels`` (B, L), targets as :class:`mgk.data.SegmentDataset` has them;
+                ``num_items_in_batch`` from ``Trainer``; ``output_attentions`` and ``output_hidden_states``.
         """
-        for name in options:
-            if name not in _LOSS_OPTIONS:
-                raise TypeError(f"forward() got an unexpected argument {name!r}")
+        targets = options.pop("shift_labels", None)
+        num_items = options.pop("num_items_in_batch", None)
         decoded = self.model(
             input_ids,
             attention_mask,
-            position_ids,
-            past_key_values,
-            inputs_embeds,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
             use_cache=use_cache,
-            output_attentions=output_attentions,
-            output_hidden_states=output_hidden_states,
             return_dict=True,
+            **options,
         )
         hidden = decoded.last_hidden_state
-        targets = options.get("shift_labels")
         if targets is None and labels is not None:
             targets = pad(labels, (0, 1), value=IGNORE)[:, 1:]
         if return_logits is None:
@@ -139,12 +127,13 @@ class MgkForCausalLM(MgkPreTrainedModel, GenerationMixin):
         logits = self._logits(hidden, logits_to_keep) if return_logits else None
         loss = None
         if targets is not None:
-            if targets.shape != hidden.shape[:2]:
-                raise ValueError(
-                    f"labels must have the shape of input_ids, {tuple(hidden.shape[:2])}, got {tuple(targets.shape)}"
-                )
+            _check_shape("labels", targets, hidden)
             is_whole = isinstance(logits_to_keep, int) and logits_to_keep == 0
-            loss = self._loss(hidden, logits if is_whole else None, targets, options.get("num_items_in_batch"))
+            if logits is not None and is_whole and self.lm_head is not None:
+                loss = class_loss(logits.flatten(0, 1), targets.flatten().to(logits.device), num_items, "vocab_size")
+            else:
+                losses = self._losses(hidden, targets)
+                loss = losses.mean() if num_items is None else losses.sum() / num_items
         return CausalLMOutputWithPast(
             loss=loss,
             logits=logits,
@@ -156,24 +145,19 @@ class MgkForCausalLM(MgkPreTrainedModel, GenerationMixin):
     def token_losses(self, input_ids: Tensor, targets: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """-log p(target) for each position (B, L), 0 where the target is -100.
 
-        Logits over the vocabulary are made for the positions that count only, some at a time:
-        ``mgk.data.sliding_window_loss(model.token_losses, tokens)`` asks for the last of 256.
+        Logits are computed only for the positions that have a target, some at a time.
 
         Args:
             input_ids: int64 (B, L).
-            targets: int64 (B, L), the token after each; -100 does not count.
+            targets: int64 (B, L), the token after each; -100 is ignored.
             attention_mask: (B, L), 1 for real tokens.
         """
         device = self.model.norm.weight.device
         hidden = self.model(input_ids.to(device), attention_mask, use_cache=False, return_dict=True).last_hidden_state
-        if targets.shape != hidden.shape[:2]:
-            raise ValueError(
-                f"targets must have the shape of input_ids, {tuple(hidden.shape[:2])}, got {tuple(targets.shape)}"
-            )
+        _check_shape("targets", targets, hidden)
         targets = targets.to(device)
-        counts = targets != IGNORE
         losses = hidden.new_zeros(targets.shape, dtype=compute_dtype(hidden))
-        losses[counts] = self._losses(hidden[counts], targets[counts])
+        losses[targets != IGNORE] = self._losses(hidden, targets)
         return losses
 
     def _logits(self, hidden: Tensor, logits_to_keep: int | Tensor) -> Tensor:
@@ -184,33 +168,25 @@ class MgkForCausalLM(MgkPreTrainedModel, GenerationMixin):
         assert self.adaptive_softmax is not None
         return self.adaptive_softmax.log_prob(hidden.flatten(0, 1)).unflatten(0, hidden.shape[:2])
 
-    def _loss(self, hidden: Tensor, logits: Tensor | None, targets: Tensor, num_items: Items) -> Tensor:
-        if logits is None or self.lm_head is None:
-            counts = targets != IGNORE
-            return average(self._losses(hidden[counts], targets[counts]), num_items)
-        check_targets("labels", targets, self.config.vocab_size, "vocab_size")
-        reduction = "mean" if num_items is None else "sum"
-        flat = logits.to(compute_dtype(logits)).flatten(0, 1)
-        loss = cross_entropy(flat, targets.flatten().to(flat.device), ignore_index=IGNORE, reduction=reduction)
-        return loss if num_items is None else loss / num_items
-
     def _losses(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """-log p(target) (N,) of vectors (N, hidden_size)."""
-        check_targets("labels", targets, self.config.vocab_size, "vocab_size")
+        """-log p(target) (N,) of the N targets of vectors (B, L, hidden_size)."""
+        has_target = targets != IGNORE
+        hidden, targets = hidden[has_target], targets[has_target]
+        check_targets(targets, self.config.vocab_size, "vocab_size")
         dtype = compute_dtype(hidden)
         if targets.numel() == 0:
             return hidden.to(dtype).sum(-1)
         if self.adaptive_softmax is not None:
             return -self.adaptive_softmax(hidden, targets).output.to(dtype)
         assert self.lm_head is not None
-        rows = max(1, _MOST_LOGITS // self.config.vocab_size)
+        rows = max(1, MAX_LOGITS // self.config.vocab_size)
         pieces = zip(hidden.split(rows), targets.split(rows), strict=True)
         return torch.cat([cross_entropy(self.lm_head(x).to(dtype), t, reduction="none") for x, t in pieces])
 
     def _validate_generated_length(
         self, generation_config: Any, input_ids_length: int, has_default_max_length: bool
     ) -> None:
-        """Refuse at once what would fail after the last learned position."""
+        """Raise before generation where it would pass the last learned position."""
         super()._validate_generated_length(generation_config, input_ids_length, has_default_max_length)
         length, limit = generation_config.max_length, self.config.max_position_embeddings
         if self.config.position == "learned" and length - 1 > limit:  # the last token is predicted, never read
@@ -218,3 +194,10 @@ class MgkForCausalLM(MgkPreTrainedModel, GenerationMixin):
                 f"generation to {length} tokens needs {length - 1} positions, and position='learned' has"
                 f" max_position_embeddings={limit}: choose a smaller max_new_tokens"
             )
+
+
+def _check_shape(name: str, targets: Tensor, hidden: Tensor) -> None:
+    if targets.shape != hidden.shape[:2]:
+        raise ValueError(
+            f"{name} must have the shape of input_ids, {tuple(hidden.shape[:2])}, got {tuple(targets.shape)}"
+        )

@@ -8,24 +8,26 @@ from typing import Any, ClassVar, Literal, get_args
 from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
 
+from mgk import variants
 from mgk.functional import validation
-from mgk.functional.linear.feature_maps import FeatureMapName
-from mgk.functional.mixture.inputs import EStep
-from mgk.nn.attention import Variant, check_options
+from mgk.nn.attention import check_options
+from mgk.variants import CHOICES, VARIANTS
 
 Position = Literal["learned", "sinusoidal", "rotary", "none"]
 Pooling = Literal["mean", "cls"]
-Prior = Literal["learned", "em", "uniform"]
-Variance = Literal["constant", "learned", "em"]
-
-LINEAR_VARIANTS = ("linear", "mlk", "smlk")
 
 # What mgk.nn calls the options that have another name here.
 _NAMES = {"embed_dim": "hidden_size", "num_heads": "num_attention_heads", "variant": "attention"}
+_CHOICES = {
+    "attention": CHOICES["variant"],
+    **{name: CHOICES[name] for name in ("e_step", "prior", "variance", "feature_map")},
+    "position": get_args(Position),
+    "pooling": get_args(Pooling),
+}
 
 
 class MgkConfig(PreTrainedConfig):
-    """A transformer with one of the six kinds of attention, whatever its head.
+    """The configuration of a transformer with one of the six variants of attention.
 
     Every value is checked when the configuration is made, and again when a model is made of it. Unknown keywords are
     kept as attributes.
@@ -34,39 +36,39 @@ class MgkConfig(PreTrainedConfig):
         attention: "softmax", "linear", "mgk", "smgk", "mlk" or "smlk".
         vocab_size: Token ids are 0 to ``vocab_size - 1``.
         hidden_size: Width of the model.
-        num_hidden_layers: Layers.
-        num_attention_heads: H. A mixture of two keys does with half the heads of softmax attention.
+        num_hidden_layers: Number of layers.
+        num_attention_heads: H.
         head_dim: D, the width of a head, independent of the other two; None: ``hidden_size / num_attention_heads``.
         intermediate_size: Width of the feed-forward network.
         num_mixtures: M, the components of a key.
         e_step: "soft" (Eq. 9) or "hard" (Eq. 12); the linear variants have the soft one only.
         prior: "learned" by SGD, "em" (updated by the M-step) or "uniform".
-        prior_momentum: How much of the old prior, or "em" variance, an M-step keeps.
+        prior_momentum: The share of the old prior, or "em" variance, that an M-step keeps.
         variance: "constant" (sqrt(D)), "learned" or "em".
         feature_map: Of the linear variants: "elu", "favor" or "dpfp".
         backend: Of the attention function: "auto" or a name from ``mgk.available_backends()``.
-        max_position_embeddings: Positions that the model is made for. With ``position="learned"`` there is no vector
-            beyond, and longer inputs are refused; the other kinds go on, untrained as that may be.
-        position: "learned" and "sinusoidal" vectors are added to the tokens; "rotary" turns queries and keys, before a
-            shift is added; "none".
-        is_decoder: Whether a token sees the past only. ``MgkForCausalLM`` sets it.
-        use_cache: Whether a decoder that is not in training returns its cache, unless the call says otherwise.
-        hidden_dropout_prob: Dropout of the embeddings and of what each layer adds.
+        max_position_embeddings: The longest input in training. With ``position="learned"`` longer inputs raise; the
+            other positions extrapolate.
+        position: "learned" and "sinusoidal" vectors are added to the tokens; "rotary" rotates queries and keys, before
+            a shift is added; "none".
+        is_decoder: Whether attention is causal. ``MgkForCausalLM`` sets it.
+        use_cache: Whether a decoder in evaluation returns its cache; an argument of ``forward`` overrides it.
+        hidden_dropout_prob: Dropout of the embeddings and of the residual branches.
         attention_probs_dropout_prob: Dropout of the attention weights. The linear variants have no such weights and
-            do not use it, so that one recipe serves all six.
-        hidden_act: Of the feed-forward network, by its name in transformers.
+            ignore it, so that one recipe serves all six.
+        hidden_act: Activation of the feed-forward network, by its name in transformers.
         layer_norm_eps: Of the layer norms.
-        initializer_range: Standard deviation of the embeddings at the start; linear maps start as Glorot has them.
-        pooling: What a classifier looks at: the "mean" over real tokens, or "cls", the output at a learned vector
-            that is put before the sequence.
+        initializer_range: Standard deviation of the initial embeddings; linear maps start as Glorot's.
+        pooling: The input of a classifier: the "mean" over real tokens, or "cls", the output at a learned vector that
+            is put before the sequence.
         classifier_hidden_size: Width between the two linear maps of a classifier; None: ``intermediate_size``.
         adaptive_cutoffs: Of PyTorch's adaptive softmax, e.g. [20000, 40000, 200000]; None: an ordinary softmax.
         adaptive_div_value: By which the width shrinks from one cluster of the adaptive softmax to the next.
         tie_word_embeddings: Whether the softmax uses the token vectors; the adaptive one never does.
-        image_size: Pixels in a row and in a column of ``pixel_values``.
-        patch_size: Of the patches that an image is cut into; None: an image is a sequence of pixels, ``input_ids``.
+        image_size: Height and width of ``pixel_values``.
+        patch_size: Height and width of a patch; None: an image is a sequence of pixels, ``input_ids``.
         num_channels: Of ``pixel_values``.
-        pad_token_id: For generation and tokenizers; what is padding is told by ``attention_mask``.
+        pad_token_id: For generation and tokenizers; models mask by ``attention_mask`` only.
         bos_token_id: For generation.
         eos_token_id: For generation; one id or several.
     """
@@ -74,19 +76,19 @@ class MgkConfig(PreTrainedConfig):
     model_type: ClassVar[str] = "mgk"
     keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values"]
 
-    attention: str = "mgk"
+    attention: str = variants.DEFAULT_VARIANT
     vocab_size: int = 257
     hidden_size: int = 128
     num_hidden_layers: int = 4
     num_attention_heads: int = 4
     head_dim: int | None = None
     intermediate_size: int = 512
-    num_mixtures: int = 2
-    e_step: str = "soft"
-    prior: str = "learned"
+    num_mixtures: int = variants.DEFAULT_NUM_MIXTURES
+    e_step: str = variants.DEFAULT_E_STEP
+    prior: str = variants.DEFAULT_PRIOR
     prior_momentum: float = 0.0
-    variance: str = "constant"
-    feature_map: str = "elu"
+    variance: str = variants.DEFAULT_VARIANCE
+    feature_map: str = variants.DEFAULT_FEATURE_MAP
     backend: str = "auto"
     max_position_embeddings: int = 1024
     position: str = "learned"
@@ -135,91 +137,49 @@ class MgkConfig(PreTrainedConfig):
     @property
     def is_linear(self) -> bool:
         """Whether attention is of the linear family, which decodes with a state of constant size."""
-        return self.attention in LINEAR_VARIANTS
-
-    @property
-    def attention_dropout(self) -> float:
-        """The dropout of the attention weights, 0 for the linear variants, which have none."""
-        return 0.0 if self.is_linear else self.attention_probs_dropout_prob
+        return VARIANTS[self.attention].is_linear
 
     @property
     def num_patches(self) -> int | None:
         """Patches of an image, or None where an image is a sequence of pixels."""
         return None if self.patch_size is None else (self.image_size // self.patch_size) ** 2
 
-    def check(self) -> None:
-        """Raise ``ValueError`` or ``TypeError``, naming the value, when one is wrong or two do not go together."""
-        self._check_sizes()
-        self._check_options()
-        self._check_combinations()
+    def attention_options(self) -> dict[str, Any]:
+        """The arguments of :class:`mgk.nn.MixtureAttention`."""
+        same = ("head_dim", "num_mixtures", "e_step", "prior", "variance", "feature_map", "backend")
+        return {
+            **{name: getattr(self, ours) for name, ours in _NAMES.items()},
+            **{name: getattr(self, name) for name in same},
+            "dropout": 0.0 if self.is_linear else self.attention_probs_dropout_prob,
+            "bias": True,
+        }
 
-    def _check_sizes(self) -> None:
-        for name in (
-            "vocab_size",
-            "hidden_size",
-            "num_hidden_layers",
-            "num_attention_heads",
-            "intermediate_size",
-            "num_mixtures",
-            "max_position_embeddings",
-            "image_size",
-            "num_channels",
-        ):
+    def check(self) -> None:
+        """Raise ``ValueError`` or ``TypeError``, naming the value, where one is not valid or two exclude each other."""
+        sizes = ["vocab_size", "num_hidden_layers", "intermediate_size", "max_position_embeddings"]
+        optional = [name for name in ("classifier_hidden_size", "patch_size") if getattr(self, name) is not None]
+        for name in (*sizes, *optional, "image_size", "num_channels", "num_labels"):
             validation.positive_int(name, getattr(self, name))
-        for name in ("head_dim", "classifier_hidden_size", "patch_size"):
-            if getattr(self, name) is not None:
-                validation.positive_int(name, getattr(self, name))
         for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "prior_momentum"):
             validation.probability(name, getattr(self, name))
-        for name in ("layer_norm_eps", "initializer_range"):
-            _check_positive(name, getattr(self, name))
+        for name in ("layer_norm_eps", "initializer_range", "adaptive_div_value"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+                raise ValueError(f"{name} must be a positive number, got {value!r}")
         for name in ("is_decoder", "use_cache", "tie_word_embeddings"):
             validation.flag(name, getattr(self, name))
-        if not self.num_labels:
-            raise ValueError(f"num_labels must be at least 1, got {self.num_labels}")
-
-    def _check_options(self) -> None:
-        for name, allowed in (
-            ("attention", get_args(Variant)),
-            ("e_step", get_args(EStep)),
-            ("prior", get_args(Prior)),
-            ("variance", get_args(Variance)),
-            ("feature_map", get_args(FeatureMapName)),
-            ("position", get_args(Position)),
-            ("pooling", get_args(Pooling)),
-        ):
+        for name, allowed in _CHOICES.items():
             validation.option(name, getattr(self, name), allowed)
         if self.hidden_act not in ACT2FN:
             raise ValueError(
                 f"hidden_act must be an activation of transformers such as 'gelu', got {self.hidden_act!r}"
             )
-
-    def _check_combinations(self) -> None:
         try:
-            check_options(
-                self.hidden_size,
-                self.num_attention_heads,
-                self.attention,
-                self.head_dim,
-                self.num_mixtures,
-                self.e_step,
-                self.variance,
-                self.feature_map,
-                self.attention_dropout,
-                True,
-                self.backend,
-            )
-        except ValueError as error:
+            check_options(**self.attention_options())
+        except (TypeError, ValueError) as error:
             pattern = rf"\b({'|'.join(_NAMES)})\b"
-            raise ValueError(re.sub(pattern, lambda match: _NAMES[match[0]], str(error))) from None
-        width = self.head_dim or self.hidden_size // self.num_attention_heads
-        if self.position == "rotary" and width % 2:
-            raise ValueError(f"position='rotary' turns pairs of features: it needs an even head_dim, got {width}")
-        if self.position == "sinusoidal" and self.hidden_size % 2:
-            raise ValueError(f"position='sinusoidal' needs an even hidden_size, got {self.hidden_size}")
-        if self.is_decoder and self.pooling == "cls":
-            raise ValueError("pooling='cls' puts a vector first, which sees nothing in a decoder: use pooling='mean'")
-        self._check_patches()
+            raise type(error)(re.sub(pattern, lambda match: _NAMES[match[0]], str(error))) from None
+        self._check_positions()
         self._check_cutoffs()
         for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
             ids = getattr(self, name)
@@ -227,35 +187,33 @@ class MgkConfig(PreTrainedConfig):
                 if number is not None and (not isinstance(number, int) or not 0 <= number < self.vocab_size):
                     raise ValueError(f"{name} must be from 0 to {self.vocab_size - 1} (vocab_size - 1), got {number!r}")
 
-    def _check_patches(self) -> None:
-        if self.patch_size is None:
-            return
-        if self.image_size % self.patch_size:
+    def _check_positions(self) -> None:
+        width = self.head_dim or self.hidden_size // self.num_attention_heads
+        if self.position == "rotary" and width % 2:
+            raise ValueError(f"position='rotary' rotates pairs of features: it needs an even head_dim, got {width}")
+        if self.position == "sinusoidal" and self.hidden_size % 2:
+            raise ValueError(f"position='sinusoidal' needs an even hidden_size, got {self.hidden_size}")
+        if self.is_decoder and self.pooling == "cls":
+            raise ValueError("pooling='cls' puts a vector first, which sees nothing in a decoder: use pooling='mean'")
+        if self.patch_size is not None and self.image_size % self.patch_size:
             raise ValueError(f"image_size must be a multiple of patch_size={self.patch_size}, got {self.image_size}")
-        assert self.num_patches is not None
-        if self.position == "learned" and self.num_patches > self.max_position_embeddings:
+        if self.position == "learned" and (self.num_patches or 0) > self.max_position_embeddings:
             raise ValueError(
                 f"max_position_embeddings must be at least the {self.num_patches} patches of an image,"
                 f" got {self.max_position_embeddings}"
             )
 
     def _check_cutoffs(self) -> None:
-        if self.adaptive_cutoffs is None:
-            return
         cutoffs: Any = self.adaptive_cutoffs
+        if cutoffs is None:
+            return
         is_list = isinstance(cutoffs, list) and all(type(cutoff) is int for cutoff in cutoffs)
         if not is_list or not cutoffs or sorted(set(cutoffs)) != cutoffs or cutoffs[0] < 1:
             raise ValueError(f"adaptive_cutoffs must be increasing whole numbers from 1 up, got {cutoffs!r}")
         if cutoffs[-1] >= self.vocab_size:
             raise ValueError(f"adaptive_cutoffs must be below vocab_size={self.vocab_size}, got {cutoffs}")
-        _check_positive("adaptive_div_value", self.adaptive_div_value)
         if self.hidden_size // self.adaptive_div_value ** len(cutoffs) < 1:
             raise ValueError(
                 f"adaptive_div_value={self.adaptive_div_value} leaves no width to the last of {len(cutoffs)} clusters"
                 f" of hidden_size={self.hidden_size}"
             )
-
-
-def _check_positive(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise ValueError(f"{name} must be a positive number, got {value!r}")

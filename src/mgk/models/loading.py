@@ -1,4 +1,4 @@
-"""Loading weights so that nothing is filled in silently, and nothing is unpickled."""
+"""Loading of weights: what is missing, left over or corrupt raises, and nothing is unpickled."""
 
 import logging
 import os
@@ -8,6 +8,8 @@ from typing import Any
 
 from safetensors import SafetensorError
 
+from mgk.models.private_names import LOAD_REPORT
+
 _SHOWN = 3
 _log = logging.getLogger("transformers").getChild("mgk")
 
@@ -15,11 +17,11 @@ _log = logging.getLogger("transformers").getChild("mgk")
 def checked_from_pretrained(
     cls: Any, load: Callable[..., Any], name_or_path: str | os.PathLike[str] | None, *args: Any, **kwargs: Any
 ) -> Any:
-    """What transformers' ``from_pretrained``, ``load``, gives, unless the weights do not fit the model.
+    """The result of ``load``, transformers' ``from_pretrained``, where the weights fit the model.
 
     Raises:
-        ValueError: when weights of the transformer, or of a head that the checkpoint is said to have, are missing or
-            left over, have another shape, or when the file is corrupt.
+        ValueError: when weights of the transformer, or of the head in a checkpoint of this class, are missing, left
+            over or of another shape, or when the file is corrupt.
     """
     wants_info = kwargs.pop("output_loading_info", False)
     may_mismatch = kwargs.pop("ignore_mismatched_sizes", False)
@@ -30,14 +32,13 @@ def checked_from_pretrained(
             model, info = load(name_or_path, *args, output_loading_info=True, ignore_mismatched_sizes=True, **kwargs)
     except SafetensorError as error:
         raise ValueError(f"the weights of {name_or_path} are corrupt: {error}") from None
-    new = _check(cls, model, info, name_or_path, may_mismatch)
-    if new:
+    if new := check_weights(cls, model, info, name_or_path, may_mismatch):
         _log.warning("%s: %s are new, not from %s: train them before use", cls.__name__, _some(new), name_or_path)
     return (model, info) if wants_info else model
 
 
-def _check(cls: Any, model: Any, info: dict[str, Any], place: object, may_mismatch: bool) -> set[str]:
-    """Raise where the weights do not fit; else the names of those that are new."""
+def check_weights(cls: Any, model: Any, info: dict[str, Any], place: object, may_mismatch: bool) -> set[str]:
+    """Raise where the weights do not fit; return the names of those that are newly initialised."""
     prefix = f"{cls.base_model_prefix}."
     parts = {name for name, _ in model.base_model.named_children()}
 
@@ -49,12 +50,12 @@ def _check(cls: Any, model: Any, info: dict[str, Any], place: object, may_mismat
     new: set[str] = set(mismatched)
     if model.config.architectures is not None and cls.__name__ not in model.config.architectures:
         head = {name for name in model.state_dict() if not is_of_transformer(name)}
-        if head <= missing:  # a head that is there in part is a broken one
+        if head <= missing:  # an incomplete head is an error
             missing, new = missing - head, new | head
         unexpected = set(filter(is_of_transformer, unexpected))
     for names, what in (
-        (missing, "they lack"),
-        (unexpected, "they have, beyond what the model knows,"),
+        (missing, "missing are"),
+        (unexpected, "unexpected are"),
         ([] if may_mismatch else mismatched.values(), "of another shape are"),
     ):
         if names:
@@ -73,12 +74,13 @@ def _some(names: Iterable[str]) -> str:
 
 @contextmanager
 def _without_report() -> Iterator[None]:
-    """Leave out transformers' table of missing weights: an error, or one line, says it."""
+    """Hide transformers' table of missing weights, which an error or one line of the log replaces."""
+    name, text = LOAD_REPORT
 
     def keep(record: logging.LogRecord) -> bool:
-        return "LOAD REPORT" not in str(record.msg)
+        return text not in str(record.msg)
 
-    logger = logging.getLogger("transformers.modeling_utils")
+    logger = logging.getLogger(name)
     logger.addFilter(keep)
     try:
         yield

@@ -1,4 +1,4 @@
-"""The model card: a README.md beside the weights that says what was trained on what."""
+"""The model card: a README.md beside the weights with what was trained on which data."""
 
 import os
 from collections.abc import Mapping
@@ -8,7 +8,9 @@ from typing import Any
 import yaml
 
 import mgk
+from mgk._util.files import write_file
 from mgk.models.configuration import MgkConfig
+from mgk.variants import VARIANTS
 
 FILE_NAME = "README.md"
 MARK = "<!-- written by mgk: edit this line away to keep changes -->"
@@ -32,6 +34,36 @@ _FIELDS = (
     "max_position_embeddings",
     "vocab_size",
 )
+_CARD = """---
+{front_matter}---
+{mark}
+
+# {name} with {attention} attention
+
+{about}
+
+## Training
+
+{training}
+
+## Results
+
+{metrics}
+
+## Model
+
+{fields}
+
+## Use
+
+```python
+from mgk.models import {name}
+
+model = {name}.from_pretrained("path/to/this/folder")
+```
+
+Saved by mgk {version}.
+"""
 
 
 def write_card(
@@ -42,9 +74,8 @@ def write_card(
     Args:
         folder: Where ``config.json`` and the weights are.
         config: The model's.
-        training: What was trained on what: any of "task", "data", "steps", "seed", "metrics" (a mapping from name to
-            value) and whatever else is worth telling; ``config.training`` if not given. Without either the card says
-            that nothing is known.
+        training: Any of "task", "data", "steps", "seed", "metrics" (a mapping from name to value) and other facts;
+            None: ``config.training``. Without either the card says that nothing is recorded.
 
     Returns:
         The card's path, or None where the folder has a card that was written or edited by hand, which stays.
@@ -52,70 +83,36 @@ def write_card(
     path = Path(folder) / FILE_NAME
     if path.exists() and MARK not in path.read_text(encoding="utf-8", errors="replace"):
         return None
-    known = training if training is not None else getattr(config, "training", None)
-    temporary = path.with_name(f".{FILE_NAME}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(_card(config, dict(known or {})), encoding="utf-8")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    return path
-
-
-def _card(config: MgkConfig, training: dict[str, Any]) -> str:
+    facts = dict((getattr(config, "training", None) if training is None else training) or {})
+    metrics = facts.pop("metrics", None) or {}
     name = (config.architectures or ["MgkModel"])[0]
     front: dict[str, Any] = {"library_name": "mgk", "tags": ["mgk", config.attention, "transformers"]}
     if name in _PIPELINES:
         front["pipeline_tag"] = _PIPELINES[name]
-    metrics = dict(training.pop("metrics", None) or {})
-    lines = [
-        "---",
-        yaml.safe_dump(front, sort_keys=False).rstrip(),
-        "---",
-        MARK,
-        "",
-        f"# {name} with {config.attention} attention",
-        "",
-        _about(config),
-        "",
-        "## Training",
-        "",
-        *(_table(training) if training else ["Nothing is recorded: the weights may be untrained."]),
-        "",
-        "## Results",
-        "",
-        *(_table(metrics) if metrics else ["None are recorded."]),
-        "",
-        "## Model",
-        "",
-        *_table({field: getattr(config, field) for field in _FIELDS}),
-        "",
-        "## Use",
-        "",
-        "```python",
-        f"from mgk.models import {name}",
-        "",
-        f'model = {name}.from_pretrained("path/to/this/folder")',
-        "```",
-        "",
-        f"Saved by mgk {mgk.__version__}.",
-        "",
-    ]
-    return "\n".join(lines)
-
-
-def _about(config: MgkConfig) -> str:
-    if config.attention in ("softmax", "linear"):
-        return f"A transformer with {config.attention} attention, the baseline of the mixtures of keys."
-    return (
-        f"A transformer in which every key is a mixture of {config.num_mixtures} components (Nguyen et al., Improving"
-        " Transformers with Probabilistic Attention Keys, ICML 2022)."
+    about = f"A transformer with {config.attention} attention, the baseline of the mixtures of keys."
+    if VARIANTS[config.attention].is_mixture:
+        about = (
+            f"A transformer in which every key is a mixture of {config.num_mixtures} components (Nguyen et al.,"
+            " Improving Transformers with Probabilistic Attention Keys, ICML 2022)."
+        )
+    card = _CARD.format(
+        front_matter=yaml.safe_dump(front, sort_keys=False),
+        mark=MARK,
+        name=name,
+        attention=config.attention,
+        about=about,
+        training=_table(facts) or "Nothing is recorded: the weights may be untrained.",
+        metrics=_table(metrics) or "None are recorded.",
+        fields=_table({field: getattr(config, field) for field in _FIELDS}),
+        version=mgk.__version__,
     )
+    write_file(path, card)
+    return path
 
 
-def _table(values: Mapping[str, Any]) -> list[str]:
-    rows = [f"| {_cell(key)} | {_cell(value)} |" for key, value in values.items()]
-    return ["| | |", "| --- | --- |", *rows]
+def _table(values: Mapping[str, Any]) -> str:
+    rows = (f"| {_cell(key)} | {_cell(value)} |" for key, value in values.items())
+    return "\n".join(["| | |", "| --- | --- |", *rows]) if values else ""
 
 
 def _cell(value: Any) -> str:

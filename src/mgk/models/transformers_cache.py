@@ -1,17 +1,17 @@
-"""The caches of mgk.nn inside those of transformers. Nothing else here knows transformers' cache classes.
+"""The caches of mgk.nn as layers of a transformers cache.
 
-transformers keeps a list with one object a layer. On first use each of ours takes the place of the empty one that
-``generate``, or a user's ``DynamicCache()``, has put there; everything that transformers does with a cache (beams,
-cropping, continuing) then reaches the core's cache.
+A transformers cache has a list with one object a layer. On first use a :class:`CoreCacheLayer` replaces the empty layer
+of the ``DynamicCache`` that ``generate`` or the user made. Beam search, cropping and continuation then work on the
+cache of mgk.nn.
 """
 
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer
 
-from mgk.nn import KeyValueCache, MixtureAttention, StateCache
+from mgk.nn import KeyValueCache, MixtureAttention, caches
 
 
 class CoreCacheLayer(CacheLayerMixin):
@@ -20,8 +20,8 @@ class CoreCacheLayer(CacheLayerMixin):
     is_sliding = False
     supports_early_init = False
 
-    def __init__(self, core: KeyValueCache | StateCache) -> None:
-        self.core = core  # what the base class would set is read from it, see below
+    def __init__(self, core: caches.Cache) -> None:
+        self.core = core  # the base class's attributes are properties of it
 
     @property
     def keys(self) -> Tensor | None:
@@ -35,19 +35,19 @@ class CoreCacheLayer(CacheLayerMixin):
 
     @property
     def is_initialized(self) -> bool:
-        """Whether it holds anything."""
+        """Whether it holds tokens."""
         return self.core.batch is not None
 
     @property
     def is_croppable(self) -> bool:
-        """A state is a sum over tokens, which cannot be taken apart again."""
-        return isinstance(self.core, KeyValueCache)
+        """False for a state: a running sum cannot be truncated."""
+        return self.core.is_croppable
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Nothing: the core's cache makes its own room."""
+        """Nothing: ``core`` allocates on its first append."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Append keys (B, H, M, L, D) and values (B, H, L, D); all so far come back."""
+        """Append keys (B, H, M, L, D) and values (B, H, L, D); return all so far."""
         if not isinstance(self.core, KeyValueCache):
             raise TypeError("a cache of linear attention holds a state, not keys and values")
         return self.core.append(key_states, value_states)
@@ -57,7 +57,7 @@ class CoreCacheLayer(CacheLayerMixin):
         return self.core.length
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """The length and the offset of the keys that so many queries see."""
+        """The number of keys for ``query_length`` new queries, and the position of the first key."""
         return self.core.length + query_length, 0
 
     def get_max_length(self) -> int:
@@ -67,11 +67,11 @@ class CoreCacheLayer(CacheLayerMixin):
     get_max_cache_shape = get_max_length  # its name in earlier releases of transformers
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Drop all tokens."""
         self.core.crop(0)
 
     def crop(self, tokens: int) -> None:
-        """Forget the last ``-tokens`` tokens; a positive number is how many to keep."""
+        """Drop the last ``-tokens`` tokens; a positive number is how many to keep."""
         if tokens < 0 or tokens < self.core.length:
             self.core.crop(self.core.length + tokens if tokens <= 0 else tokens)
 
@@ -90,13 +90,8 @@ class CoreCacheLayer(CacheLayerMixin):
             self.core.reorder(torch.arange(self.core.batch, device=indices.device)[indices])
 
 
-def new_cache() -> Cache:
-    """An empty cache for a model of any variant."""
-    return DynamicCache()
-
-
-def core_cache(cache: Cache, index: int, attention: MixtureAttention) -> KeyValueCache | StateCache:
-    """The core's cache of layer ``index``, put into ``cache`` on first use."""
+def core_cache(cache: Cache, index: int, attention: MixtureAttention) -> caches.Cache:
+    """The cache of layer ``index``, put into ``cache`` on first use."""
     layers = cache.layers
     if index < len(layers) and type(layers[index]) is CoreCacheLayer:
         return layers[index].core

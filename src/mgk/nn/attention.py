@@ -1,31 +1,37 @@
 """Multi-head attention with a mixture of keys: all six variants in one module."""
 
-from typing import Any, Literal, get_args
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from mgk.functional import masks, precision, validation
+from mgk import variants
+from mgk.functional import masks, validation
+from mgk.functional.backends import backend_names
 from mgk.functional.linear import api as linear
 from mgk.functional.linear import feature_maps
 from mgk.functional.linear.feature_maps import FeatureMap
+from mgk.functional.linear.inputs import validate_inputs as validate_linear_inputs
 from mgk.functional.mixture import api as attention
 from mgk.functional.mixture import em_statistics
-from mgk.functional.mixture.dispatch import BACKENDS
-from mgk.functional.mixture.inputs import Call, EStep
-from mgk.nn.caches import KeyValueCache, StateCache
-from mgk.nn.em import EMModule, is_first_pass
+from mgk.functional.mixture.inputs import AttentionInputs, validate_inputs
+from mgk.nn.caches import Cache, KeyValueCache, StateCache
+from mgk.nn.em import EMModule, check_sizes, is_recomputing
 from mgk.nn.feature_maps import make_feature_map
 from mgk.nn.priors import EMPrior, LearnedPrior, UniformPrior, make_prior
 from mgk.nn.rotary import rotate
 from mgk.nn.variances import ConstantVariance, EMVariance, LearnedVariance, make_variance
+from mgk.variants import CHOICES, VARIANTS, EStep, Variant
 
-Variant = Literal["softmax", "linear", "mgk", "smgk", "mlk", "smlk"]
-Cache = KeyValueCache | StateCache
 
-_LINEAR = ("linear", "mlk", "smlk")
-_SHIFTED = ("smgk", "smlk")
-_SINGLE = ("softmax", "linear")
+class _Options(NamedTuple):
+    """The options of one forward beside its key mask."""
+
+    attn_mask: Tensor | None
+    query_mask: Tensor | None  # (B, L): the real tokens among the queries, which statistics are taken of
+    is_causal: bool
+    cache: Any
+    need_weights: bool
 
 
 class MixtureAttention(nn.Module):
@@ -36,10 +42,10 @@ class MixtureAttention(nn.Module):
 
     Args:
         embed_dim: Width of the input and the output.
-        num_heads: H. A mixture of two keys does with half the heads of softmax attention.
+        num_heads: H.
         variant: "softmax", "linear", "mgk", "smgk", "mlk" or "smlk".
         head_dim: D, the width of a head; None: embed_dim / num_heads.
-        num_mixtures: M, the Gaussians of a key; the variants "softmax" and "linear" have one whatever is said here.
+        num_mixtures: M, the Gaussians of a key; always 1 for "softmax" and "linear".
         e_step: "soft" (Eq. 9) or "hard" (Eq. 12), which has no trainable prior.
         prior: "learned" by SGD, "em" (updated by :meth:`m_step`), "uniform", or a module such as ``EMPrior(...,
             momentum=0.9)``.
@@ -56,32 +62,32 @@ class MixtureAttention(nn.Module):
         embed_dim: int,
         num_heads: int,
         *,
-        variant: Variant = "mgk",
+        variant: Variant = variants.DEFAULT_VARIANT,
         head_dim: int | None = None,
-        num_mixtures: int = 2,
-        e_step: EStep = "soft",
-        prior: str | nn.Module = "learned",
-        variance: str | nn.Module = "constant",
-        feature_map: FeatureMap = "elu",
+        num_mixtures: int = variants.DEFAULT_NUM_MIXTURES,
+        e_step: EStep = variants.DEFAULT_E_STEP,
+        prior: str | nn.Module = variants.DEFAULT_PRIOR,
+        variance: str | nn.Module = variants.DEFAULT_VARIANCE,
+        feature_map: FeatureMap = variants.DEFAULT_FEATURE_MAP,
         dropout: float = 0.0,
         bias: bool = True,
         backend: str = "auto",
     ) -> None:
         super().__init__()
-        check_options(
-            embed_dim, num_heads, variant, head_dim, num_mixtures, e_step, variance, feature_map, dropout, bias, backend
-        )
+        sizes = {"embed_dim": embed_dim, "num_heads": num_heads, "head_dim": head_dim, "num_mixtures": num_mixtures}
+        names = {"variant": variant, "e_step": e_step, "prior": prior, "variance": variance, "feature_map": feature_map}
+        check_options(**sizes, **names, dropout=dropout, bias=bias, backend=backend)
+        spec = VARIANTS[variant]
         self.embed_dim = embed_dim
         self.num_heads = num_heads
         self.head_dim = head_dim or embed_dim // num_heads
         self.variant = variant
-        self.num_mixtures = 1 if variant in _SINGLE else num_mixtures
+        self.num_mixtures = spec.num_components(num_mixtures)
         self.e_step = e_step
         self.dropout = dropout
         self.backend = backend
-        self.is_linear = variant in _LINEAR
-        self.is_shifted = variant in _SHIFTED
-        self.keys_per_token = 1 if self.is_shifted else self.num_mixtures
+        self.is_linear = spec.is_linear
+        self.keys_per_token = 1 if spec.is_shifted else self.num_mixtures
 
         inner = num_heads * self.head_dim
         self.q_proj = nn.Linear(embed_dim, inner, bias=bias)
@@ -89,11 +95,11 @@ class MixtureAttention(nn.Module):
         self.v_proj = nn.Linear(embed_dim, inner, bias=bias)
         self.o_proj = nn.Linear(inner, embed_dim, bias=bias)
         self.shifts: nn.Parameter | None = None
-        if self.is_shifted:
+        if spec.is_shifted:
             self.shifts = nn.Parameter(torch.empty(num_heads, self.num_mixtures, self.head_dim))
         self.prior = make_prior(prior, num_heads, self.num_mixtures)
-        # one key has no prior to choose; a hard E-step (Eq. 12) does not use it, so none is trained
-        if variant in _SINGLE or (e_step == "hard" and isinstance(self.prior, LearnedPrior)):
+        # a single key needs no prior; a hard E-step (Eq. 12) does not use it, so none is trained
+        if not spec.is_mixture or (e_step == "hard" and isinstance(self.prior, LearnedPrior)):
             self.prior = UniformPrior()
         self.variance = make_variance(variance, num_heads, self.num_mixtures, self.head_dim)
         self.feature_map: FeatureMap | None = make_feature_map(feature_map, self.head_dim) if self.is_linear else None
@@ -132,7 +138,7 @@ class MixtureAttention(nn.Module):
             key_mask: bool (B, S), True takes part; with a cache (B, cache.length + L).
             attn_mask: bool or additive float, broadcastable to (B, H, L, S); not for the linear variants.
             is_causal: Query i sees keys j <= i + (S - L).
-            rotary: cos and sin, (L, D) or (B, L, D), that turn queries and keys (before a shift is added).
+            rotary: cos and sin, (L, D) or (B, L, D), that rotate queries and keys (before a shift is added).
             cache: From :meth:`new_cache`; x is appended and attends to all so far.
             need_weights: Whether to return (output, weights), weights (B, H, L, S) before dropout; the output is the
                 same.
@@ -140,17 +146,19 @@ class MixtureAttention(nn.Module):
         Returns:
             (B, L, embed_dim), or (output, weights).
         """
-        self._check_inputs(x, context, attn_mask, is_causal, rotary, cache, need_weights)
+        validation.flag("is_causal", is_causal)
+        validation.flag("need_weights", need_weights)
+        self._check_tokens(x, context, rotary, cache)
+        if self.is_linear and attn_mask is not None:
+            raise ValueError(f"attn_mask has no meaning for variant={self.variant!r}: use key_mask and is_causal")
+        if self.is_linear and need_weights and cache is not None and cache.length:
+            raise ValueError("need_weights cannot be computed from a linear state: call without the cache")
         query, keys, value = self.project(x, context=context, rotary=rotary)
-        is_padded = key_mask if context is None and cache is None else None
-        if self.is_linear:
-            assert not isinstance(cache, KeyValueCache)
-            heads, weights = self._linear(query, keys, value, key_mask, is_padded, is_causal, cache, need_weights)
-        else:
-            assert not isinstance(cache, StateCache)
-            heads, weights = self._mixture(
-                query, keys, value, key_mask, attn_mask, is_padded, is_causal, cache, need_weights
-            )
+        # in self-attention a padded key is a padded query
+        query_mask = key_mask if context is None and cache is None else None
+        options = _Options(attn_mask, query_mask, is_causal, cache, need_weights)
+        attend = self._linear if self.is_linear else self._mixture
+        heads, weights = attend(query, keys, value, key_mask, options)
         out = self.o_proj(heads.transpose(1, 2).flatten(2))
         return (out, weights) if weights is not None else out
 
@@ -166,6 +174,14 @@ class MixtureAttention(nn.Module):
         if rotary is not None:
             query, keys = rotate(query, rotary), rotate(keys, rotary)
         return query, keys, value
+
+    def log_prior(self, num_keys: int, first_key: int = 0) -> Tensor | None:
+        """Log pi_jr, with -(D/2) log sigma_r^2 (Eq. 7's normaliser, which Eq. 9 drops) unless sigma is constant."""
+        log_prior: Tensor | None = self.prior(num_keys, first_key)
+        if isinstance(self.variance, ConstantVariance):
+            return log_prior
+        normaliser = -self.head_dim / 2 * self.variance().log()
+        return normaliser if log_prior is None else log_prior + normaliser
 
     def new_cache(self) -> Cache:
         """An empty cache of this variant's kind."""
@@ -191,133 +207,98 @@ class MixtureAttention(nn.Module):
         )
 
     def _mixture(
-        self,
-        query: Tensor,
-        keys: Tensor,
-        value: Tensor,
-        key_mask: Tensor | None,
-        attn_mask: Tensor | None,
-        query_mask: Tensor | None,
-        is_causal: bool,
-        cache: KeyValueCache | None,
-        need_weights: bool,
+        self, query: Tensor, keys: Tensor, value: Tensor, key_mask: Tensor | None, options: _Options
     ) -> tuple[Tensor, Tensor | None]:
-        """The heads (B, H, L, D) by Eq. 1 or 10, and the weights when they are asked for."""
+        """The heads (B, H, L, D) by Eq. 1 or 10, and the weights if they are needed."""
+        cache: KeyValueCache | None = options.cache
         num_keys = keys.shape[3] + (0 if cache is None else cache.length)
-        log_prior, mask = self.log_prior(num_keys), _join_masks(attn_mask, key_mask, query, num_keys)
+        log_prior = self.log_prior(num_keys)
+        mask = validation.attn_mask(options.attn_mask, query, num_keys)
+        key_mask = validation.token_mask("key_mask", key_mask, query, num_keys, "BS")
+        if key_mask is not None:
+            mask = masks.join(mask, key_mask[:, None, None])
         if cache is not None:
             keys, value = cache.append(keys, value)
-        call = attention.checked_call(
+        inputs = validate_inputs(
             query,
             keys,
-            self.shifts,
             value,
-            log_prior,
-            self.variance(),
-            "dot" if self.variant == "softmax" else "gaussian",
-            self.e_step,
-            mask,
-            is_causal,
-            self.dropout if self.training else 0.0,
+            shifts=self.shifts,
+            log_prior=log_prior,
+            variance=self.variance(),
+            kernel="dot" if self.variant == "softmax" else "gaussian",
+            e_step=self.e_step,
+            attn_mask=mask,
+            is_causal=options.is_causal,
+            dropout_p=self.dropout if self.training else 0.0,
         )
-        heads = attention.attend(call, self.backend)
-        if self._counts(cache):
-            self._observe(call, query_mask)
-        return heads, attention.weights(call) if need_weights else None
+        heads = attention.attend(inputs, self.backend)
+        if self._collects_statistics(cache):
+            self._observe(inputs, options.query_mask)
+        return heads, attention.weights(inputs) if options.need_weights else None
 
     def _linear(
-        self,
-        query: Tensor,
-        keys: Tensor,
-        value: Tensor,
-        key_mask: Tensor | None,
-        query_mask: Tensor | None,
-        is_causal: bool,
-        cache: StateCache | None,
-        need_weights: bool,
+        self, query: Tensor, keys: Tensor, value: Tensor, key_mask: Tensor | None, options: _Options
     ) -> tuple[Tensor, Tensor | None]:
-        """The heads (B, H, L, D) by Eq. 14, and the weights when they are asked for."""
-        assert self.feature_map is not None
-        past = 0 if cache is None else cache.length
-        key_mask = validation.token_mask("key_mask", key_mask, query, past + keys.shape[3], "BS")
+        """The heads (B, H, L, D) by Eq. 14, and the weights if they are needed."""
+        cache: StateCache | None = options.cache
+        past, added = 0 if cache is None else cache.length, keys.shape[3]
+        key_mask = validation.token_mask("key_mask", key_mask, query, past + added, "BS")
         if key_mask is not None:
-            key_mask = key_mask[:, past:]  # the state has obeyed the rest
+            key_mask = key_mask[:, past:]  # the state is masked already
         if self.shifts is not None:
             keys = keys + self.shifts[None, :, :, None].to(keys.dtype)
-        log_prior = self.log_prior(keys.shape[3], past)
-        options: dict[str, Any] = {"feature_map": self.feature_map, "key_mask": key_mask, "is_causal": is_causal}
-        heads, state = linear.linear_mixture_attention(
+        inputs = validate_linear_inputs(
             query,
             keys,
             value,
-            log_prior,
-            **options,
+            self.log_prior(added, past),
+            feature_map=self.feature_map,
+            key_mask=key_mask,
+            is_causal=options.is_causal,
             initial_state=None if cache is None else cache.state,
-            return_state=True,
-            backend=self.backend,
         )
+        heads, state = linear.attend(inputs, self.backend)
         if cache is not None:
-            cache.append(state, keys.shape[3])
-        if self._counts(cache):
+            cache.append(state, added)
+        if self._collects_statistics(cache):
             assert isinstance(self.prior, EMPrior)
-            with torch.no_grad(), precision.without_autocast(query):
-                phi_q, phi_k = linear.features(query, keys, self.feature_map)
-                self.prior.observe(
-                    em_statistics.linear_counts(phi_q, phi_k, log_prior, key_mask, query_mask, is_causal)
-                )
-        weights = linear.linear_mixture_weights(query, keys, log_prior, **options) if need_weights else None
-        return heads, weights
+            self.prior.observe(linear.counts(inputs, options.query_mask, self.backend))
+        return heads, linear.weights(inputs) if options.need_weights else None
 
-    def log_prior(self, num_keys: int, first_key: int = 0) -> Tensor | None:
-        """Log pi_jr, with -(D/2) log sigma_r^2 (Eq. 7's normaliser, which Eq. 9 drops) unless sigma is constant."""
-        log_prior: Tensor | None = self.prior(num_keys, first_key)
-        if isinstance(self.variance, ConstantVariance):
-            return log_prior
-        normaliser = -self.head_dim / 2 * self.variance().log()
-        return normaliser if log_prior is None else log_prior + normaliser
-
-    def _counts(self, cache: Cache | None) -> bool:
-        """Whether this forward's statistics count for the M-step."""
+    def _collects_statistics(self, cache: Cache | None) -> bool:
+        """Whether the M-step counts this forward."""
         has_em = isinstance(self.prior, EMPrior) or isinstance(self.variance, EMVariance)
-        return has_em and self.training and cache is None and is_first_pass()
+        return has_em and self.training and cache is None and not is_recomputing()
 
     @torch.no_grad()
-    def _observe(self, call: Call, query_mask: Tensor | None) -> None:
+    def _observe(self, inputs: AttentionInputs, query_mask: Tensor | None) -> None:
         """Hand the statistics of a training forward to the prior and the variance."""
-        with precision.without_autocast(call.query):
-            if isinstance(self.variance, EMVariance):
-                sums = em_statistics.moments(call, query_mask)
-                counts = sums.counts
-                self.variance.observe(counts, em_statistics.squared_distances(call, sums))
-            else:
-                counts = em_statistics.counts(call, query_mask)
-            if isinstance(self.prior, EMPrior):
-                self.prior.observe(counts)
+        if isinstance(self.variance, EMVariance):
+            sums = em_statistics.moments(inputs, query_mask, self.backend)
+            counts = sums.counts
+            self.variance.observe(counts, em_statistics.squared_distances(inputs, sums))
+        else:
+            counts = em_statistics.counts(inputs, query_mask, self.backend)
+        if isinstance(self.prior, EMPrior):
+            self.prior.observe(counts)
 
-    def _check_inputs(
-        self, x: Any, context: Any, attn_mask: Any, is_causal: Any, rotary: Any, cache: Any, need_weights: Any
-    ) -> None:
+    def _check_tokens(self, x: Any, context: Any, rotary: Any, cache: Any) -> None:
         for name, tensor, dims in (("x", x, "BLC"), ("context", context, "BSC")):
             if name == "context" and tensor is None:
                 continue
             validation.tensor(name, tensor, dims)
             validation.size(name, tensor, 2, self.embed_dim, "embed_dim")
-        validation.flag("is_causal", is_causal)
-        validation.flag("need_weights", need_weights)
         if context is not None:
             validation.size("context", context, 0, x.shape[0], "the batch of x")
             if cache is not None:
                 raise ValueError("cache holds the tokens of x: it cannot be used with context")
             if rotary is not None:
-                raise ValueError("rotary turns queries and keys by the positions of x: it cannot be used with context")
+                raise ValueError("rotary has the positions of x: it cannot be used with context")
         if cache is not None and not isinstance(cache, StateCache if self.is_linear else KeyValueCache):
             raise TypeError(f"cache must be what new_cache() of this variant gives, got {type(cache).__name__}")
         if cache is not None and cache.batch not in (None, x.shape[0]):
             raise ValueError(f"cache holds a batch of {cache.batch} sequences, got x with {x.shape[0]}")
-        if self.is_linear and attn_mask is not None:
-            raise ValueError(f"attn_mask has no meaning for variant={self.variant!r}: use key_mask and is_causal")
-        if self.is_linear and need_weights and cache is not None and cache.length:
-            raise ValueError("need_weights cannot look into a linear state: call without the cache")
         if rotary is not None:
             self._check_rotary(x, rotary)
 
@@ -334,49 +315,34 @@ class MixtureAttention(nn.Module):
             raise ValueError(f"rotary needs an even head_dim, got {self.head_dim}")
 
 
-def _join_masks(attn_mask: Any, key_mask: Any, query: Tensor, num_keys: int) -> Tensor | None:
-    """Both masks as one that broadcasts to (B, H, L, S)."""
-    keys = validation.token_mask("key_mask", key_mask, query, num_keys, "BS")
-    pairs = validation.attn_mask(attn_mask, query, num_keys)
-    return pairs if keys is None else masks.join(pairs, keys[:, None, None])
-
-
-def check_options(
-    embed_dim: Any,
-    num_heads: Any,
-    variant: Any,
-    head_dim: Any,
-    num_mixtures: Any,
-    e_step: Any,
-    variance: Any,
-    feature_map: Any,
-    dropout: Any,
-    bias: Any,
-    backend: Any,
-) -> None:
-    """Each option of :class:`MixtureAttention` is known, and they go together; ``prior`` is checked as it is made."""
-    for name, value in (("embed_dim", embed_dim), ("num_heads", num_heads), ("num_mixtures", num_mixtures)):
-        validation.positive_int(name, value)
+def check_options(**options: Any) -> None:
+    """Raise where an option of :class:`MixtureAttention` has no valid value or two exclude each other."""
+    embed_dim, num_heads, head_dim = (options[name] for name in ("embed_dim", "num_heads", "head_dim"))
+    check_sizes(embed_dim=embed_dim, num_heads=num_heads, num_mixtures=options["num_mixtures"])
     if head_dim is not None:
-        validation.positive_int("head_dim", head_dim)
+        check_sizes(head_dim=head_dim)
     elif embed_dim % num_heads:
         raise ValueError(
             f"embed_dim must be a multiple of num_heads={num_heads} unless head_dim is given, got {embed_dim}"
         )
-    validation.option("variant", variant, get_args(Variant))
-    validation.option("e_step", e_step, get_args(EStep))
-    feature_maps.check(feature_map)
-    validation.probability("dropout", dropout)
-    validation.flag("bias", bias)
-    validation.option("backend", backend, linear.BACKENDS if variant in _LINEAR else ("auto", *BACKENDS))
-    is_constant = variance == "constant" or isinstance(variance, ConstantVariance)
-    if e_step == "hard" and not is_constant:
+    for name in ("variant", "e_step", "prior", "variance"):
+        is_module = name in ("prior", "variance") and isinstance(options[name], nn.Module)
+        if not is_module:
+            validation.option(name, options[name], CHOICES[name])
+    feature_maps.check(options["feature_map"])
+    validation.probability("dropout", options["dropout"])
+    validation.flag("bias", options["bias"])
+    variant = VARIANTS[options["variant"]]
+    validation.option("backend", options["backend"], backend_names(variant.family))
+
+    is_hard = options["e_step"] == "hard"
+    is_constant = options["variance"] == "constant" or isinstance(options["variance"], ConstantVariance)
+    if is_hard and not is_constant:
         raise ValueError("e_step='hard' compares distances alone: it needs variance='constant'")
-    if variant == "softmax" and not is_constant:
+    if variant.name == "softmax" and not is_constant:
         raise ValueError("variant='softmax' has the fixed scale sqrt(D): it needs variance='constant'")
-    if variant in _LINEAR:
-        for name, is_default in (("e_step", e_step == "soft"), ("variance", is_constant), ("dropout", dropout == 0)):
-            if not is_default:
-                raise ValueError(
-                    f"{name} does not exist for variant={variant!r}: linear attention has no Gaussians to weigh"
-                )
+    for name, is_used in (("e_step", is_hard), ("variance", not is_constant), ("dropout", options["dropout"] > 0)):
+        if variant.is_linear and is_used:
+            raise ValueError(
+                f"{name} does not exist for variant={variant.name!r}: linear attention has no Gaussians to weigh"
+            )

@@ -1,26 +1,38 @@
-"""What the M-step's priors and variances have in common: sums in float32, over all ranks, counted once."""
+"""What priors and variances share: statistics in float32, summed over all ranks, each forward counted once."""
 
 from collections.abc import Callable
 from typing import Self
 
 import torch
 from torch import Tensor, distributed, nn
+from torch.utils.module_tracker import ModuleTracker
 
 from mgk.functional import validation
+
+# Only asked for ``is_bw``, whether a backward pass is running; it tracks no module.
+_tracker = ModuleTracker()
 
 
 class EMModule(nn.Module):
     """Buffers that training forwards add statistics to and :meth:`m_step` turns into parameters (identity 5).
 
     The buffers stay in float32 when the model moves to half precision: counts pass float16's 65,504 in one forward.
+
+    Args:
+        momentum: The share of the old parameters that an M-step keeps.
     """
 
+    def __init__(self, momentum: float) -> None:
+        super().__init__()
+        validation.probability("momentum", momentum)
+        self.momentum = momentum
+
     def reset_parameters(self) -> None:
-        """Back to the start, without statistics."""
+        """Set the initial parameters and clear the statistics."""
         raise NotImplementedError
 
     def m_step(self) -> None:
-        """Sum the statistics over all ranks, update from them, and start anew."""
+        """Sum the statistics over all ranks, update the parameters from them, and clear them."""
         raise NotImplementedError
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
@@ -32,28 +44,31 @@ class EMModule(nn.Module):
         return super()._apply(keep_float32, recurse)
 
 
-def over_ranks(statistic: Tensor) -> Tensor:
-    """The sum of a statistic over all ranks, when there are several."""
+def check_sizes(**sizes: int) -> None:
+    """Each size is a whole number from 1 up."""
+    for name, size in sizes.items():
+        validation.positive_int(name, size)
+
+
+def all_reduce_sum(statistic: Tensor) -> Tensor:
+    """The sum over all ranks, as a new tensor; without a process group, a copy."""
     total = statistic.clone()
     if distributed.is_available() and distributed.is_initialized():
         distributed.all_reduce(total)
     return total
 
 
-def is_first_pass() -> bool:
-    """False while a backward pass recomputes a forward (gradient checkpointing): its statistics have been counted."""
-    return torch.compiler.is_compiling() or not _is_in_backward()
+def is_recomputing() -> bool:
+    """Whether a backward pass recomputes a forward (gradient checkpointing), whose statistics are already counted.
+
+    False while compiling, as a graph cannot branch on it: see :func:`zero_if_recomputing`.
+    """
+    return not torch.compiler.is_compiling() and _tracker.is_bw
 
 
-def counted_once(statistic: Tensor) -> Tensor:
-    """The statistic, or zeros in a recomputation. Compiled code cannot branch on that: an operator looks as it runs."""
-    return torch.ops.mgk.counted_once(statistic) if torch.compiler.is_compiling() else statistic
-
-
-def checked_momentum(momentum: float) -> float:
-    """A momentum, with 0 <= momentum < 1."""
-    validation.probability("momentum", momentum)
-    return momentum
+def zero_if_recomputing(statistic: Tensor) -> Tensor:
+    """The statistic, or zeros in a recomputation. In a compiled graph an operator decides when it runs."""
+    return torch.ops.mgk.zero_if_recomputing(statistic) if torch.compiler.is_compiling() else statistic
 
 
 def m_step_all(model: nn.Module) -> None:
@@ -63,15 +78,11 @@ def m_step_all(model: nn.Module) -> None:
             module.m_step()
 
 
-def _is_in_backward() -> bool:
-    return torch._C._current_graph_task_id() != -1
-
-
-def _counted_once(statistic: Tensor) -> Tensor:
-    return torch.zeros_like(statistic) if _is_in_backward() else statistic.clone()
+def _zero_if_recomputing(statistic: Tensor) -> Tensor:
+    return torch.zeros_like(statistic) if _tracker.is_bw else statistic.clone()
 
 
 _library = torch.library.Library("mgk", "FRAGMENT")
-_library.define("counted_once(Tensor statistic) -> Tensor")
-_library.impl("counted_once", _counted_once, "CompositeExplicitAutograd")
-torch.library.register_fake("mgk::counted_once", torch.empty_like, lib=_library)
+_library.define("zero_if_recomputing(Tensor statistic) -> Tensor")
+_library.impl("zero_if_recomputing", _zero_if_recomputing, "CompositeExplicitAutograd")
+torch.library.register_fake("mgk::zero_if_recomputing", torch.empty_like, lib=_library)

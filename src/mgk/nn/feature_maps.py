@@ -38,7 +38,7 @@ class Favor(nn.Module):
     Args:
         head_dim: D.
         num_features: F; None: 2 D.
-        seed: Draws the projection; None takes a seed from torch's generator, so ``torch.manual_seed`` decides.
+        seed: Of the projection; None draws one from torch's generator, which ``torch.manual_seed`` sets.
     """
 
     projection: Tensor
@@ -76,7 +76,6 @@ class Favor(nn.Module):
 
 def make_feature_map(feature_map: feature_maps.FeatureMap, head_dim: int) -> feature_maps.FeatureMap:
     """The module of that name, or the callable as it is."""
-    feature_maps.check(feature_map)
     if feature_map == "elu":
         return Elu()
     if feature_map == "dpfp":

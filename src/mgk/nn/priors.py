@@ -1,15 +1,13 @@
 """The mixture's prior pi_jr: learned by SGD (setting A), updated by the M-step (setting B), or uniform.
 
-A prior is called with the number of keys, and the position of the first, and gives log pi, broadcastable to (B, H, M,
-S).
+A prior maps the number of keys and the position of the first to log pi, broadcastable to (B, H, M, S).
 """
 
 import torch
 from torch import Tensor, nn
 
-from mgk.functional import validation
 from mgk.functional.mixture.inputs import compute_dtype
-from mgk.nn.em import EMModule, checked_momentum, counted_once, over_ranks
+from mgk.nn.em import EMModule, all_reduce_sum, check_sizes, zero_if_recomputing
 
 
 class UniformPrior(nn.Module):
@@ -24,12 +22,12 @@ class LearnedPrior(nn.Module):
 
     def __init__(self, num_heads: int, num_mixtures: int) -> None:
         super().__init__()
-        _check_sizes(num_heads, num_mixtures)
+        check_sizes(num_heads=num_heads, num_mixtures=num_mixtures)
         self.logits = nn.Parameter(torch.empty(num_heads, num_mixtures))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Back to uniform."""
+        """Set the uniform prior."""
         nn.init.zeros_(self.logits)
 
     def forward(self, num_keys: int, first_key: int = 0) -> Tensor:
@@ -43,7 +41,7 @@ class EMPrior(EMModule):
     Args:
         num_heads: H.
         num_mixtures: M.
-        momentum: How much of the old prior an M-step keeps.
+        momentum: The share of the old prior that an M-step keeps.
         max_positions: None shares the prior over positions; a number gives each of that many positions its own.
     """
 
@@ -53,24 +51,21 @@ class EMPrior(EMModule):
     def __init__(
         self, num_heads: int, num_mixtures: int, *, momentum: float = 0.0, max_positions: int | None = None
     ) -> None:
-        super().__init__()
-        _check_sizes(num_heads, num_mixtures)
-        if max_positions is not None:
-            validation.positive_int("max_positions", max_positions)
-        self.momentum = checked_momentum(momentum)
+        super().__init__(momentum)
+        positions = 1 if max_positions is None else max_positions
+        check_sizes(num_heads=num_heads, num_mixtures=num_mixtures, max_positions=positions)
         self.max_positions = max_positions
-        shape = (num_heads, num_mixtures, max_positions or 1)
-        self.register_buffer("pi", torch.empty(shape))
-        self.register_buffer("counts", torch.empty(shape))
+        for name in ("pi", "counts"):
+            self.register_buffer(name, torch.empty(num_heads, num_mixtures, positions))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Back to uniform, without statistics."""
+        """Set the uniform prior and clear the statistics."""
         nn.init.constant_(self.pi, 1 / self.pi.shape[1])
         nn.init.zeros_(self.counts)
 
     def forward(self, num_keys: int, first_key: int = 0) -> Tensor:
-        """Log pi as it stood after the last M-step: (1, H, M, 1), or (1, H, M, S) with a table of positions."""
+        """Log pi of the last M-step: (1, H, M, 1), or (1, H, M, S) with a prior for each position."""
         # a copy: an M-step between forward and backward must not change what autograd has saved
         return self.pi[None, :, :, self._positions(num_keys, first_key)].log()
 
@@ -79,14 +74,14 @@ class EMPrior(EMModule):
         """Add the counts N_jr (B, H, M, S) of a training forward."""
         counts = counts.sum(0).to(self.counts.dtype)
         if self.max_positions is None:
-            self.counts += counted_once(counts.sum(-1, keepdim=True))
+            self.counts += zero_if_recomputing(counts.sum(-1, keepdim=True))
         else:
-            self.counts[:, :, self._positions(counts.shape[-1], first_key)] += counted_once(counts)
+            self.counts[:, :, self._positions(counts.shape[-1], first_key)] += zero_if_recomputing(counts)
 
     @torch.no_grad()
     def m_step(self) -> None:
         """Pi <- momentum * pi + (1 - momentum) * N_jr / N_j; positions without evidence keep theirs."""
-        counts = over_ranks(self.counts)
+        counts = all_reduce_sum(self.counts)
         per_position = counts.sum(1, keepdim=True)  # N_j, as the responsibilities of a pair sum to 1
         new = torch.where(per_position > 0, counts / per_position.clamp_min(torch.finfo(counts.dtype).tiny), self.pi)
         self.pi.lerp_(new, 1 - self.momentum)
@@ -106,16 +101,10 @@ class EMPrior(EMModule):
         return slice(first_key, first_key + num_keys)
 
 
-def _check_sizes(num_heads: int, num_mixtures: int) -> None:
-    validation.positive_int("num_heads", num_heads)
-    validation.positive_int("num_mixtures", num_mixtures)
-
-
 def make_prior(prior: str | nn.Module, num_heads: int, num_mixtures: int) -> nn.Module:
     """The prior of that name, or the module as it is."""
     if isinstance(prior, nn.Module):
         return prior
-    validation.option("prior", prior, ("learned", "em", "uniform"))
     if prior == "uniform":
         return UniformPrior()
     return LearnedPrior(num_heads, num_mixtures) if prior == "learned" else EMPrior(num_heads, num_mixtures)

@@ -1,4 +1,4 @@
-"""Rotary positions (RoPE): features (x_m, x_(m + D/2)) turned by the angle position * base^(-2m/D)."""
+"""Rotary positions (RoPE): features (x_m, x_(m + D/2)) rotated by the angle position * base^(-2m/D)."""
 
 import torch
 from torch import Tensor
@@ -7,7 +7,7 @@ from mgk.functional import validation
 
 
 def rotary_tables(positions: Tensor, head_dim: int, *, base: float = 10000.0) -> tuple[Tensor, Tensor]:
-    """Cos and sin of the angles of ``positions`` (..., L), each (..., L, D), float32: what ``rotary=`` takes."""
+    """Cos and sin of the angles of ``positions`` (..., L), each (..., L, D), float32, for the argument ``rotary``."""
     if not isinstance(positions, Tensor):
         raise TypeError(f"positions must be a tensor of shape (..., L), got {type(positions).__name__}")
     validation.positive_int("head_dim", head_dim)
@@ -19,12 +19,8 @@ def rotary_tables(positions: Tensor, head_dim: int, *, base: float = 10000.0) ->
 
 
 def rotate(x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
-    """The features of x (B, H, ..., L, D), turned; the tables are (L, D) or (B, L, D)."""
-    cos, sin = (_aligned(table, x.ndim).to(x.dtype) for table in rotary)
+    """Rotate the features of x (B, H, ..., L, D) by tables (L, D) or (B, L, D)."""
+    over_heads = (slice(None), *(None,) * (x.ndim - 3))  # (B, L, D) as (B, 1, ..., L, D)
+    cos, sin = ((table if table.ndim == 2 else table[over_heads]).to(x.dtype) for table in rotary)
     left, right = x.chunk(2, -1)
     return x * cos + torch.cat([-right, left], -1) * sin
-
-
-def _aligned(table: Tensor, ndim: int) -> Tensor:
-    """(B, L, D) as (B, 1, ..., L, D)."""
-    return table if table.ndim == 2 else table[(slice(None), *(None,) * (ndim - 3))]

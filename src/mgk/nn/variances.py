@@ -1,6 +1,6 @@
 """The mixture's variance sigma^2: constant (sqrt(D)), learned by SGD, or updated by the M-step (Eq. 13).
 
-A variance is called without arguments and gives a number, or a tensor (1, H, M, 1).
+A variance is called without arguments and returns a number or a tensor (1, H, M, 1).
 """
 
 import math
@@ -8,10 +8,9 @@ import math
 import torch
 from torch import Tensor, nn
 
-from mgk.functional import validation
+from mgk.functional.mixture.em_statistics import VARIANCE_FLOOR
 from mgk.functional.mixture.inputs import compute_dtype
-from mgk.functional.mixture.reference import VARIANCE_FLOOR
-from mgk.nn.em import EMModule, checked_momentum, counted_once, over_ranks
+from mgk.nn.em import EMModule, all_reduce_sum, check_sizes, zero_if_recomputing
 
 
 class ConstantVariance(nn.Module):
@@ -19,7 +18,7 @@ class ConstantVariance(nn.Module):
 
     def __init__(self, head_dim: int) -> None:
         super().__init__()
-        validation.positive_int("head_dim", head_dim)
+        check_sizes(head_dim=head_dim)
         self.value = math.sqrt(head_dim)
 
     def forward(self) -> float:
@@ -36,13 +35,13 @@ class LearnedVariance(nn.Module):
 
     def __init__(self, num_heads: int, num_mixtures: int, head_dim: int) -> None:
         super().__init__()
-        _check_sizes(num_heads, num_mixtures, head_dim)
+        check_sizes(num_heads=num_heads, num_mixtures=num_mixtures, head_dim=head_dim)
         self.initial = math.log(head_dim) / 2
         self.log_variance = nn.Parameter(torch.empty(num_heads, num_mixtures))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Back to sqrt(D)."""
+        """Set sqrt(D)."""
         nn.init.constant_(self.log_variance, self.initial)
 
     def forward(self) -> Tensor:
@@ -58,35 +57,34 @@ class EMVariance(EMModule):
     distances: Tensor
 
     def __init__(self, num_heads: int, num_mixtures: int, head_dim: int, *, momentum: float = 0.0) -> None:
-        super().__init__()
-        _check_sizes(num_heads, num_mixtures, head_dim)
+        super().__init__(momentum)
+        check_sizes(num_heads=num_heads, num_mixtures=num_mixtures, head_dim=head_dim)
         self.head_dim = head_dim
-        self.momentum = checked_momentum(momentum)
         for name in ("sigma2", "counts", "distances"):
             self.register_buffer(name, torch.empty(num_heads, num_mixtures))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Back to sqrt(D), without statistics."""
+        """Set sqrt(D) and clear the statistics."""
         nn.init.constant_(self.sigma2, math.sqrt(self.head_dim))
         nn.init.zeros_(self.counts)
         nn.init.zeros_(self.distances)
 
     def forward(self) -> Tensor:
-        """sigma^2 as it stood after the last M-step: (1, H, M, 1)."""
+        """sigma^2 of the last M-step: (1, H, M, 1)."""
         # a copy: an M-step between forward and backward must not change what autograd has saved
         return self.sigma2.clone()[None, :, :, None]
 
     @torch.no_grad()
     def observe(self, counts: Tensor, distances: Tensor) -> None:
         """Add the counts and the sums of gamma |q - k|^2, both (B, H, M, S), of a training forward."""
-        self.counts += counted_once(counts.sum((0, 3)).to(self.counts.dtype))
-        self.distances += counted_once(distances.sum((0, 3)).to(self.distances.dtype))
+        self.counts += zero_if_recomputing(counts.sum((0, 3)).to(self.counts.dtype))
+        self.distances += zero_if_recomputing(distances.sum((0, 3)).to(self.distances.dtype))
 
     @torch.no_grad()
     def m_step(self) -> None:
         """sigma^2 <- momentum * sigma^2 + (1 - momentum) * distances / (D counts); without evidence it stays."""
-        counts, distances = over_ranks(self.counts), over_ranks(self.distances)
+        counts, distances = all_reduce_sum(self.counts), all_reduce_sum(self.distances)
         tiny = torch.finfo(counts.dtype).tiny
         new = (distances / (self.head_dim * counts).clamp_min(tiny)).clamp_min(VARIANCE_FLOOR)
         self.sigma2.lerp_(torch.where(counts > 0, new, self.sigma2), 1 - self.momentum)
@@ -98,16 +96,10 @@ class EMVariance(EMModule):
         return f"momentum={self.momentum}"
 
 
-def _check_sizes(num_heads: int, num_mixtures: int, head_dim: int) -> None:
-    for name, value in (("num_heads", num_heads), ("num_mixtures", num_mixtures), ("head_dim", head_dim)):
-        validation.positive_int(name, value)
-
-
 def make_variance(variance: str | nn.Module, num_heads: int, num_mixtures: int, head_dim: int) -> nn.Module:
     """The variance of that name, or the module as it is."""
     if isinstance(variance, nn.Module):
         return variance
-    validation.option("variance", variance, ("constant", "learned", "em"))
     if variance == "constant":
         return ConstantVariance(head_dim)
     kind = LearnedVariance if variance == "learned" else EMVariance

@@ -18,9 +18,9 @@ from transformers.utils import logging as transformers_logging
 from mgk._util import json_codec
 from mgk._util.errors import Interrupted
 from mgk._util.files import write_json
+from mgk._util.machine import cpu_threads
+from mgk._util.memory import peak_extra_bytes
 from mgk._util.signals import StopSignals
-from mgk.bench.conditions import cpu_threads
-from mgk.bench.memory import peak_extra_bytes
 from mgk.models import write_card
 from mgk.training import checkpoints, distributed
 from mgk.training.environment import record

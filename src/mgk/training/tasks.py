@@ -14,10 +14,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from mgk.data.batches import Collator
 from mgk.data.datasets import SequenceDataset, load
 from mgk.data.errors import UsageError
-from mgk.data.folders import data_folder
-from mgk.data.job import OnStep
-from mgk.data.manifest import Manifest
-from mgk.data.preparation import prepare, prepared
+from mgk.data.manifest import Manifest, data_folder
+from mgk.data.preparation import OnStep, prepare, prepared
 from mgk.data.task_registry import Task, find_task
 from mgk.data.tokenizers import tokenizer_for
 from mgk.models import (

@@ -4,7 +4,6 @@ from math import isfinite
 
 from markupsafe import Markup
 
-from mgk.analysis.attention_maps import NEAR, AttentionMaps, attention_spread
 from mgk.analysis.confidence_intervals import Interval
 from mgk.experiments.compare.result import Comparison, Result
 from mgk.experiments.model_analysis import Inspection
@@ -204,28 +203,9 @@ def _maps(comparison: Comparison, inspection: Inspection) -> list[Markup]:
         html.code_block(inspection.example),
     ]
     for result in comparison.results:
-        maps = inspection.maps[result.name]
-        images = Maps(title=result.title, maps=maps).to_html()
-        parts += [html.subheading(result.title), html.figure(images, _maps_caption(result.title, maps))]
+        panel = Maps(title=result.title, maps=inspection.maps[result.name])
+        parts += [html.subheading(result.title), html.figure(panel.to_html(), panel.description)]
     return parts
-
-
-def _maps_caption(title: str, maps: AttentionMaps) -> str:
-    """The narrowest and the widest head, and the one with most weight near the query."""
-    spreads = {name: attention_spread(weights) for name, weights in maps.items()}
-    by_width = sorted(spreads, key=lambda name: spreads[name].positions)
-    narrow, wide = by_width[0], by_width[-1]
-    local = max(spreads, key=lambda name: spreads[name].nearby)
-    sentence = (
-        f"In {title}, the average query spreads over {spreads[narrow].positions:.1f} of {maps.weights.shape[-1]}"
-        f" positions in {narrow}"
-    )
-    if wide != narrow:
-        sentence += f", the narrowest, and over {spreads[wide].positions:.1f} in {wide}, the widest"
-    return (
-        f"{sentence}. Most weight near the query itself, {percent(spreads[local].nearby)} within {NEAR} positions, is"
-        f" in {local}."
-    )
 
 
 def _origin(comparison: Comparison) -> list[Markup]:

@@ -15,6 +15,7 @@ language models in per cent of the baseline's perplexity, paired by seed.
   of the difference, paired by seed, lies below 0 at one of them, and inconclusive otherwise.
 """
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -24,6 +25,8 @@ from mgk.experiments.evidence.effects import ExperimentResults
 
 Outcome = Literal["confirmed", "inconclusive", "contradicted", "not measured"]
 CONFIRMED, INCONCLUSIVE, CONTRADICTED, NOT_MEASURED = get_args(Outcome)
+
+_IDS = {"Table": "table", "Figure": "fig"}
 
 MARGIN_POINTS, MARGIN_PERPLEXITY = 1.0, 2.0
 
@@ -45,23 +48,27 @@ class Verdict:
     evidence: tuple[Evidence, ...]
 
 
+def decide(interval: Interval, *, margin: float = 0.0) -> Outcome:
+    """The outcome of "better", or with a margin of "comparable or better"."""
+    if interval.low > -margin:
+        return CONFIRMED
+    return CONTRADICTED if interval.high < -margin else INCONCLUSIVE
+
+
 @dataclass(frozen=True)
 class Claim:
-    """One claim of the paper.
-
-    Attributes:
-        id: its name.
-        text: the claim.
-        where: its place in the paper.
-        experiments: whose trials test it.
-        rule: makes the evidence from results.
-    """
+    """One claim of the paper."""
 
     id: str
     text: str
-    where: str
-    experiments: tuple[str, ...]
+    where: str  # in the paper, with the tables and figures whose trials test it
     rule: Callable[[ExperimentResults], Iterator[Evidence]]
+
+    @property
+    def experiments(self) -> tuple[str, ...]:
+        """The ids of the tables and figures that ``where`` names."""
+        groups = re.findall(r"(Table|Figure)s? (\d+(?: and \d+)*)", self.where)
+        return tuple(f"{_IDS[kind]}{number}" for kind, numbers in groups for number in numbers.split(" and "))
 
     def verdict(self, results: ExperimentResults) -> Verdict:
         """The verdict by the rules above."""
@@ -72,10 +79,3 @@ class Claim:
         if not outcomes or NOT_MEASURED in outcomes:
             return Verdict(NOT_MEASURED, evidence)
         return Verdict(CONFIRMED if set(outcomes) == {CONFIRMED} else INCONCLUSIVE, evidence)
-
-
-def decide(interval: Interval, *, margin: float = 0.0) -> Outcome:
-    """The outcome of "better", or with a margin of "comparable or better"."""
-    if interval.low > -margin:
-        return CONFIRMED
-    return CONTRADICTED if interval.high < -margin else INCONCLUSIVE

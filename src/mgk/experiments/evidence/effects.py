@@ -1,7 +1,6 @@
 """Differences between models over the same seeds and test examples, with 95% confidence intervals."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from math import inf, isfinite, sqrt
 from statistics import fmean, stdev
@@ -14,19 +13,6 @@ from mgk.experiments.result_store import TrialResult
 
 _Item = TypeVar("_Item", TrialResult, ModelAnalysis)
 _ByModel = dict[tuple[str, ModelSpec], list[_Item]]
-
-
-@dataclass(frozen=True)
-class Difference:
-    """A candidate minus a baseline.
-
-    Attributes:
-        interval: in points of accuracy, or in per cent of the baseline's perplexity; above 0 the candidate is better.
-        seeds: the number of seeds that both have.
-    """
-
-    interval: Interval
-    seeds: int
 
 
 class ExperimentResults:
@@ -49,17 +35,18 @@ class ExperimentResults:
         """The analyses of every task and model, by seed."""
         return list(self._analyses.values())
 
-    def difference(self, task: str, candidate: ModelSpec, baseline: ModelSpec) -> Difference | None:
-        """The difference over the seeds that both have; None where there is none."""
+    def difference(self, task: str, candidate: ModelSpec, baseline: ModelSpec) -> Interval | None:
+        """Candidate minus baseline over the seeds that both have, above 0 where the candidate is better.
+
+        In points of accuracy, or in per cent of the baseline's perplexity; None where there is no such seed.
+        """
         pairs = paired_by_seed(self.trials(task, candidate), self.trials(task, baseline))
         if not pairs:
             return None
         if pairs[0][0].correct is None:
-            interval = student_interval([100 * (1 - ours.test / theirs.test) for ours, theirs in pairs])
-        else:
-            ours, theirs = (tuple(trial.correct or () for trial in group) for group in zip(*pairs, strict=True))
-            interval = _accuracy_difference(ours, theirs)
-        return Difference(interval, len(pairs))
+            return student_interval([100 * (1 - ours.test / theirs.test) for ours, theirs in pairs])
+        ours, theirs = (tuple(trial.correct or () for trial in group) for group in zip(*pairs, strict=True))
+        return _accuracy_difference(ours, theirs)
 
 
 def _by_model(items: Iterable[_Item]) -> _ByModel[_Item]:

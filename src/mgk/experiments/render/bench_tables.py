@@ -16,16 +16,16 @@ Bench = Mapping[str, Any]
 # The command that writes each file.
 _COMMANDS = {
     "generate": "mgk bench generate",
-    "kernels": "python benchmarks/kernels.py",
+    "kernels": "mgk bench kernels",
+    "roofline": "mgk bench roofline",
     "sdpa": "mgk bench attention --variants mgk,smgk --backends sdpa",
     "train": "mgk bench train",
 }
 _SOFTMAX = "softmax, 8 heads, torch"
 _MODELS = (_SOFTMAX, "mgk soft, 4 heads", "mgk hard, 4 heads", "smgk soft, 4 heads", "smgk hard, 4 heads")
-_UNFUSED = "mgk as usually written"
+_UNFUSED = "mgk unfused, 4 heads"
 _PASSES = ("forward", "forward+backward")
 _TASKS = {"listops": "ListOps", "text": "Text"}
-_LENGTHS = (512, 2048, 16384)
 
 
 class _Rows:
@@ -84,36 +84,31 @@ def _part(bench: Bench, results: str, name: str, make: Callable[[Bench, str], st
         raise TrainingError(f"{results}/{BENCH}: a file of the benchmarks lacks {error}") from None
 
 
+def _rows(bench: Bench, name: str, experiment: str) -> _Rows:
+    return _Rows(bench[name]["rows"]).where(experiment=experiment)
+
+
 def _kernels(bench: Bench, **fields: Any) -> _Rows:
     return _Rows(bench["kernels"]["rows"]).where(**fields)
 
 
-def _ratios(bench: Bench, columns: Mapping[str, Mapping[str, Any]]) -> str:
-    """Times relative to the baseline, a row per model; a column is a name and the values of fields."""
+# The columns of tables of times: their names, and the fields of their rows.
+_SHAPES = {f"{p}, D={d}": {"experiment": "table", "passes": p, "D": d} for d in (32, 64) for p in _PASSES}
+_MASKS = {f"{e}, {p}": {"experiment": e, "passes": p} for e in ("causal", "padding") for p in _PASSES}
+_LENGTHS = {f"{p}, N={n:,}": {"experiment": "length", "passes": p, "N": n} for p in _PASSES for n in (512, 2048, 16384)}
+
+
+def _ratios(columns: Mapping[str, Mapping[str, Any]], bench: Bench, file: str) -> str:
+    """Times relative to the baseline, a row per model."""
+    return f"From `{file}`:\n\n{_ratio_table(columns, bench)}"
+
+
+def _ratio_table(columns: Mapping[str, Mapping[str, Any]], bench: Bench) -> str:
     rows = _kernels(bench)
-    cells = [
-        [model, *(rows.text("ratio", alternative=model, **fields) for fields in columns.values())] for model in _MODELS
-    ]
-    return markdown_table(["", *columns], cells)
-
-
-def _by_shape(bench: Bench) -> str:
-    columns = {f"{p}, D={d}": {"experiment": "table", "passes": p, "D": d} for d in (32, 64) for p in _PASSES}
-    return _ratios(bench, columns)
-
-
-def _shapes(bench: Bench, file: str) -> str:
-    return f"From `{file}`:\n\n{_by_shape(bench)}"
-
-
-def _masks(bench: Bench, file: str) -> str:
-    columns = {f"{e}, {p}": {"experiment": e, "passes": p} for e in ("causal", "padding") for p in _PASSES}
-    return f"From `{file}`:\n\n{_ratios(bench, columns)}"
-
-
-def _lengths(bench: Bench, file: str) -> str:
-    columns = {f"{p}, N={n:,}": {"experiment": "length", "passes": p, "N": n} for p in _PASSES for n in _LENGTHS}
-    return f"From `{file}`:\n\n{_ratios(bench, columns)}"
+    return markdown_table(
+        ["", *columns],
+        [[name, *(rows.text("ratio", alternative=name, **fields) for fields in columns.values())] for name in _MODELS],
+    )
 
 
 def _memory(bench: Bench, file: str) -> str:
@@ -127,7 +122,7 @@ def _memory(bench: Bench, file: str) -> str:
 
 
 def _unfused(bench: Bench, file: str) -> str:
-    rows = _kernels(bench, experiment="authors")
+    rows = _kernels(bench, experiment="unfused")
     unfused, fused = (
         [rows.value("ratio", alternative=name, passes=passes) for passes in _PASSES] for name in (_UNFUSED, _MODELS[1])
     )
@@ -160,32 +155,33 @@ def _linear(bench: Bench, file: str) -> str:
 
 
 def _roofline(bench: Bench, file: str) -> str:
-    """The time of the matrix products alone at the machine's best rate, beside the time of the forward."""
-    rows = _kernels(bench)
-    milliseconds = rows.value("milliseconds", experiment="roofline", alternative="sgemm of 2048^3")
-    rate = 2 * 2048**3 / milliseconds / 1e6  # GFLOP/s
-    rows = rows.where(experiment="table", passes=_PASSES[0], D=32)
-    softmax = rows.value("milliseconds", alternative=_SOFTMAX)
-    sentences = [f"The machine multiplies large matrices at {rate:.0f} GFLOP/s (`{file}`)."]
-    # B H N^2 D multiply-adds per product; B H N^2 exponentials per product of scores
-    flops = 2 * 2 * 4 * 2048**2 * 32 / 1e9
-    for model, products, scores in (("smgk", 2, 1), ("mgk", 3, 2)):
-        needed = products * flops / rate * 1e3
-        ratio = rows.value("ratio", alternative=f"{model} soft, 4 heads")
-        sentences.append(
-            f"The forward of {model} with 4 heads at N = 2,048, D = 32, B = 2 has {products} products,"
-            f" {products * flops:.1f} GFLOP, and {scores * 2 * 4 * 2048**2 / 1e6:.0f} million exponentials. At that"
-            f" rate its products alone would take {needed:.0f} ms, {needed / softmax:.2f} of the baseline; it takes"
-            f" {ratio:.2f}."
-        )
-    return " ".join(sentences)
+    """The forward of each variant by parts, beside what its products would take at the rates of torch."""
+    rows, settings = _Rows(bench["roofline"]["rows"]), bench["roofline"]["settings"]
+    sgemm, tile = (rows.value("gflop_per_second", operation=name) for name in ("sgemm", "tile product"))
+    exp = rows.value("giga_per_second", operation="exp")
+    columns = {
+        "all": "milliseconds",
+        "products": "products_milliseconds",
+        "exponentials": "exponentials_milliseconds",
+        "rest": "rest_milliseconds",
+        "products at tile rate": "products_milliseconds_at_tile_rate",
+        "at sgemm rate": "products_milliseconds_at_sgemm_rate",
+    }
+    names = [row["variant"] for row in rows.where(experiment="forward").rows]
+    table = [[name, *(rows.text(field, variant=name) for field in columns.values())] for name in names]
+    return (
+        f"From `{file}` (B = {settings['batch']}, {settings['heads']} heads, N = {settings['length']:,},"
+        f" D = {settings['head_dim']}). PyTorch multiplies large matrices at {sgemm:.0f} GFLOP/s, tiles of the kernel's"
+        f" shape at {tile:.0f} GFLOP/s, and makes {exp:.1f} billion exponentials a second on the same threads:"
+        f"\n\n{markdown_table(['forward, ms', *columns], table)}"
+    )
 
 
 def _generate(bench: Bench, file: str) -> str:
-    by_model = {row["model"]: row for row in bench["generate"]["speeds"]}
+    by_model = {row["model"]: row for row in _rows(bench, "generate", "speed").rows}
     smgk, mgk = by_model["smgk"], by_model["mgk"]
     caches = ", ".join(f"{name} {by_model[name]['cache_bytes'] / 1e6:.1f} MB" for name in ("softmax", "mgk", "smgk"))
-    positions = _Rows(bench["generate"]["positions"]).where(model="mlk").rows
+    positions = _rows(bench, "generate", "position").where(model="mlk").rows
     times, places = ([row[name] for row in positions] for name in ("milliseconds", "position"))
     return (
         f"smgk with 4 heads generates {smgk['times_softmax']:.2f} times the tokens per second of softmax with 8 and"
@@ -205,13 +201,13 @@ def _train(bench: Bench, file: str) -> str:
         for model in ("mgk", "smgk", "mlk")
     ]
     table = markdown_table(["", *(f"h={heads}" for heads in settings["heads"])], cells)
-    added = [100 * (row["ratio"] - 1) for row in bench["train"]["trainer"]]
+    added = [100 * (row["ratio"] - 1) for row in _rows(bench, "train", "trainer").rows]
     trainer = f"Hugging Face's `Trainer` adds {min(added):.0f} to {max(added):.0f}% to a bare loop of the same step."
     return f"From `{file}`:\n\n{table}\n\n{trainer}"
 
 
 def _step(bench: Bench, shape: str, model: str, heads: int) -> str:
-    return _Rows(bench["train"]["steps"]).text("ratio", shape=shape, model=model, heads=heads, attention="auto")
+    return _rows(bench, "train", "step").text("ratio", shape=shape, model=model, heads=heads, attention="auto")
 
 
 def _summary(bench: Bench, file: str) -> str:
@@ -226,7 +222,7 @@ def _summary(bench: Bench, file: str) -> str:
         f" interleaved rounds (float32, B = 2, N = 2,048, M = 2; {where}; `{file}`):"
     )
     lines = []
-    if (rows := _kernels(bench, experiment="authors")).rows:
+    if (rows := _kernels(bench, experiment="unfused")).rows:
         forward, both = (rows.text("ratio", passes=passes, alternative=_UNFUSED) for passes in _PASSES)
         lines.append(f"Eq. 9 unfused, M matrices of N x N: {forward} forward, {both} forward and backward, D=32.")
     if _kernels(bench, experiment="decoding").rows:
@@ -234,7 +230,7 @@ def _summary(bench: Bench, file: str) -> str:
     for name, make in (("train", _train_line), ("generate", _generate_line), ("sdpa", _sdpa_line)):
         if name in bench:
             lines.append(f"{make(bench)} (`{file.rpartition('/')[0]}/{name}.json`).")
-    return "\n\n".join([caption, _by_shape(bench), "\n".join(f"- {line}" for line in lines)])
+    return "\n\n".join([caption, _ratio_table(_SHAPES, bench), "\n".join(f"- {line}" for line in lines)])
 
 
 def _train_line(bench: Bench) -> str:
@@ -244,7 +240,7 @@ def _train_line(bench: Bench) -> str:
 
 
 def _generate_line(bench: Bench) -> str:
-    by_model = {row["model"]: row for row in bench["generate"]["speeds"]}
+    by_model = {row["model"]: row for row in _rows(bench, "generate", "speed").rows}
     softmax, *mixtures = (by_model[model] for model in ("softmax", "mgk", "smgk"))
     speeds = " and smgk ".join(f"{row['times_softmax']:.2f}" for row in mixtures)
     caches = " and ".join(f"{row['cache_bytes'] / softmax['cache_bytes']:.2f}" for row in mixtures)
@@ -259,14 +255,14 @@ def _sdpa_line(bench: Bench) -> str:
 
 _PARTS: Mapping[str, tuple[str, Callable[[Bench, str], str]]] = {
     "bench": ("kernels", _summary),
-    "bench-shapes": ("kernels", _shapes),
-    "bench-masks": ("kernels", _masks),
-    "bench-lengths": ("kernels", _lengths),
+    "bench-shapes": ("kernels", partial(_ratios, _SHAPES)),
+    "bench-masks": ("kernels", partial(_ratios, _MASKS)),
+    "bench-lengths": ("kernels", partial(_ratios, _LENGTHS)),
     "bench-memory": ("kernels", _memory),
-    "bench-usual": ("kernels", _unfused),
+    "bench-unfused": ("kernels", _unfused),
     "bench-decoding": ("kernels", _decoding),
     "bench-linear": ("kernels", _linear),
-    "bench-roofline": ("kernels", _roofline),
+    "bench-roofline": ("roofline", _roofline),
     "bench-generate": ("generate", _generate),
     "bench-train": ("train", _train),
 }

@@ -74,11 +74,17 @@ class Maps:
 
     @property
     def description(self) -> str:
-        """All maps in words, for their alternative text."""
-        parts = [f"{attention_spread(weights).positions:.1f} in {name}" for name, weights in self.maps.items()]
-        positions = self.maps.weights.shape[-1]
-        spread = f"of {positions} positions the average query spreads over {', '.join(parts)}"
-        return f"Attention maps of {self.title}: {spread}."
+        """The narrowest and the widest head, and the one with most weight near the query."""
+        spreads = {name: attention_spread(weights) for name, weights in self.maps.items()}
+        by_width = sorted(spreads, key=lambda name: spreads[name].positions)
+        narrow, wide = by_width[0], by_width[-1]
+        local = max(spreads, key=lambda name: spreads[name].nearby)
+        return (
+            f"Attention maps of {self.title}: the average query spreads over {spreads[narrow].positions:.1f} of"
+            f" {self.maps.weights.shape[-1]} positions in {narrow}, the narrowest, and over"
+            f" {spreads[wide].positions:.1f} in {wide}, the widest. Most weight near the query itself,"
+            f" {percent(spreads[local].nearby)} within {NEAR} positions, is in {local}."
+        )
 
     def to_html(self) -> Markup:
         """The maps in a grid."""

@@ -24,21 +24,13 @@ _TrialsByTask = Mapping[str, Sequence[TrialResult]]
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """Our number beside the paper's.
+    """Our number beside the paper's."""
 
-    Attributes:
-        mean: over seeds; None where nothing was measured.
-        deviation: the standard deviation over seeds; None for one seed.
-        values: by seed.
-        paper: the paper's number; None where it has none.
-        difference: to the row's reference; None for baselines, and where both are at chance.
-    """
-
-    mean: float | None
-    deviation: float | None
-    values: tuple[float, ...]
-    paper: float | None
-    difference: Interval | None
+    mean: float | None  # over seeds; None where nothing was measured
+    deviation: float | None  # the standard deviation over seeds; None for one seed
+    values: tuple[float, ...]  # by seed
+    paper: float | None  # None where the paper has no number
+    difference: Interval | None  # to the row's reference; None for baselines, and where both are at chance
 
     @property
     def text(self) -> str:
@@ -64,23 +56,14 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One model.
-
-    Attributes:
-        model: its title.
-        paper_model: the model of the paper whose numbers are beside, if it is another one.
-        reference: the model that it is compared to.
-        seeds: the fewest and the most over the columns.
-        parameters: the fewest and the most: tasks differ by their vocabulary.
-        entries: by column.
-    """
+    """One model."""
 
     model: str
-    paper_model: str | None
-    reference: str | None
-    seeds: tuple[int, int]
-    parameters: tuple[int, int]
-    entries: dict[str, Entry]
+    paper_model: str | None  # the model of the paper whose numbers are beside, if it is another one
+    reference: str | None  # the model that it is compared to
+    seeds: tuple[int, int]  # the fewest and the most over the columns
+    parameters: tuple[int, int]  # the fewest and the most: tasks differ by their vocabulary
+    entries: dict[str, Entry]  # by column
 
     @property
     def seeds_text(self) -> str:
@@ -90,31 +73,18 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """A whole table.
+    """A whole table."""
 
-    Attributes:
-        id: of the experiment.
-        title: of it.
-        preset: of the trials.
-        metric: "accuracy", in per cent, or "perplexity".
-        columns: the keys of the entries: tasks and "average", or "validation" and "test" of language models.
-        labels: of the columns: what the data are.
-        rows: the models.
-        notes: what limits the comparison.
-        command: that makes it.
-        machine: where and when it was measured, at which commit.
-    """
-
-    id: str
+    id: str  # of the experiment
     title: str
     preset: str
-    metric: str
-    columns: tuple[str, ...]
-    labels: dict[str, str]
+    metric: str  # "accuracy", in per cent, or "perplexity"
+    columns: tuple[str, ...]  # tasks and "average", or "validation" and "test" of language models
+    labels: dict[str, str]  # of the columns: what the data are
     rows: tuple[Row, ...]
-    notes: tuple[str, ...]
+    notes: tuple[str, ...]  # what limits the comparison
     command: str
-    machine: tuple[str, ...]
+    machine: tuple[str, ...]  # where and when it was measured, at which commit
 
     @property
     def unit(self) -> str:
@@ -152,7 +122,7 @@ def make_table(experiment: Experiment, results: ExperimentResults) -> Table | No
         columns=columns,
         labels=_labels(columns, trials),
         rows=tuple(row for row in rows if row.seeds[1]),
-        notes=tuple(_notes(experiment, results.preset, trials)),
+        notes=tuple(_notes(experiment, results, trials)),
         command=experiment.command(results.preset, tasks=[*default, *more] if more else None),
         machine=machines(trials),
     )
@@ -281,10 +251,10 @@ def _row(
 
 def _difference(results: ExperimentResults, task: str, model: ModelSpec, reference: ModelSpec) -> Interval | None:
     """None where one was not measured, or both are at chance."""
-    difference = results.difference(task, model, reference)
-    if difference is None or not any(is_above_chance(results.trials(task, one)) for one in (model, reference)):
-        return None
-    return difference.interval
+    is_informative = all(results.trials(task, one) for one in (model, reference)) and any(
+        is_above_chance(results.trials(task, one)) for one in (model, reference)
+    )
+    return results.difference(task, model, reference) if is_informative else None
 
 
 def _entry(values: Sequence[float], paper: float | None, difference: Interval | None) -> Entry:
@@ -313,7 +283,7 @@ def _labels(columns: Sequence[str], trials: Sequence[TrialResult]) -> dict[str, 
     return {column: f"{names[column]}, ours" if column in EXTRA_TASKS else names[column] for column in columns}
 
 
-def _notes(experiment: Experiment, preset: str, trials: Sequence[TrialResult]) -> list[str]:
+def _notes(experiment: Experiment, results: ExperimentResults, trials: Sequence[TrialResult]) -> list[str]:
     notes = []
     by_task: dict[str, list[TrialResult]] = {}
     for trial in trials:
@@ -324,7 +294,9 @@ def _notes(experiment: Experiment, preset: str, trials: Sequence[TrialResult]) -
         last, data = group[-1], group[-1].data
         if last.summary.metric == "accuracy":
             text = f"{data.label}: the majority-class baseline has {100 * data.chance:.2f}"
-            notes.append(f"{text}{'' if _has_learned(group) else '; no model here is above it'}.")
+            models = {trial.trial.model for trial in group}
+            has_learned = any(is_above_chance(results.trials(task, model)) for model in models)
+            notes.append(f"{text}{'' if has_learned else '; no model here is above it'}.")
         else:
             how = "by a sliding window" if last.metric == "test_sliding_perplexity" else "by segments"
             notes.append(f"{data.label}: test perplexity {how}; a unigram model has {data.chance:.2f}.")
@@ -337,7 +309,7 @@ def _notes(experiment: Experiment, preset: str, trials: Sequence[TrialResult]) -
         notes.append("Settings that a name leaves out are the paper's: M = 2, constant variances, features elu + 1.")
     if not by_task.keys().isdisjoint(EXTRA_TASKS):
         notes.append("Columns marked as ours are not in the paper; the average leaves them out.")
-    if experiment.is_language and preset != "paper":
+    if experiment.is_language and results.preset != "paper":
         notes.append(
             "The paper's numbers are of WikiText-103, models with four times the heads and longer training: compare"
             " rows, not columns."
@@ -347,14 +319,6 @@ def _notes(experiment: Experiment, preset: str, trials: Sequence[TrialResult]) -
     if any(map(_has_several_recipes, by_task.values())):
         notes.append("Some trials of one column were trained by different recipes: do not compare them.")
     return notes
-
-
-def _has_learned(trials: Sequence[TrialResult]) -> bool:
-    """Whether some model of a column is above chance."""
-    by_model: dict[ModelSpec, list[TrialResult]] = {}
-    for trial in trials:
-        by_model.setdefault(trial.trial.model, []).append(trial)
-    return any(map(is_above_chance, by_model.values()))
 
 
 def _has_several_recipes(trials: Sequence[TrialResult]) -> bool:

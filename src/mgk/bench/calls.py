@@ -1,0 +1,171 @@
+"""Calls of attention to be measured: inputs, every variant, the softmax baseline and the unfused mixture."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from mgk.bench.registry import HARD, AttentionShape, Passes
+from mgk.bench.runner import BenchError
+from mgk.bench.timing import Work
+from mgk.functional import (
+    available_backends,
+    backends,
+    linear_mixture_attention,
+    mixture_attention,
+    shifted_mixture_attention,
+)
+from mgk.functional.linear.inputs import LinearInputs
+from mgk.functional.linear.inputs import validate_inputs as validate_linear_inputs
+from mgk.functional.mixture.inputs import AttentionInputs, compute_dtype, validate_inputs
+from mgk.variants import VARIANTS, VariantSpec
+
+
+class Inputs(NamedTuple):
+    """Leaves of the graph: what a model computes from its tokens, or learns."""
+
+    query: Tensor  # (B, H, L, D)
+    key: Tensor  # (B, H, N, D)
+    keys: Tensor  # (B, H, M, N, D)
+    shifts: Tensor  # (H, M, D)
+    value: Tensor  # (B, H, N, E)
+    log_prior: Tensor  # (H, M)
+
+    def leaves(self, name: str) -> list[Tensor]:
+        """The inputs of a variant, the query first."""
+        keys = {"single": [self.key], "projected": [self.keys], "shifted": [self.key, self.shifts]}[spec_of(name).keys]
+        return [self.query, *keys, self.value, *([self.log_prior] if spec_of(name).is_mixture else [])]
+
+
+def spec_of(name: str) -> VariantSpec:
+    """The variant of a name such as ``mgk`` or ``mgk-hard``."""
+    return VARIANTS[name.removesuffix(HARD)]
+
+
+def make_inputs(
+    shape: AttentionShape,
+    *,
+    num_queries: int | None = None,
+    value_dim: int | None = None,
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+) -> Inputs:
+    """Standard normal inputs, the same for the same sizes, and a prior as training might leave it."""
+    generator = torch.Generator("cpu").manual_seed(0)
+
+    def normal(*size: int) -> Tensor:
+        return torch.randn(size, generator=generator).to(device, dtype).requires_grad_()
+
+    pairs, length, width, mixtures = (shape.batch, shape.heads), shape.length, shape.head_dim, shape.mixtures
+    query = normal(*pairs, num_queries or length, width)
+    prior = torch.randn(shape.heads, mixtures, generator=generator).log_softmax(-1)
+    return Inputs(
+        query=query,
+        key=normal(*pairs, length, width),
+        keys=normal(*pairs, mixtures, length, width),
+        shifts=normal(shape.heads, mixtures, width),
+        value=normal(*pairs, length, value_dim or width),
+        log_prior=prior.to(device, compute_dtype(query)).requires_grad_(),
+    )
+
+
+def attend(name: str, x: Inputs, **options: Any) -> Any:
+    """The output of a variant; ``options`` are those of the public function."""
+    spec = spec_of(name)
+    log_prior = x.log_prior[None, :, :, None] if spec.is_mixture else None  # (1, H, M, 1)
+    keys = x.keys if spec.keys == "projected" else x.key.unsqueeze(2)
+    if spec.is_linear:
+        keys = keys + x.shifts[None, :, :, None] if spec.is_shifted else keys
+        return linear_mixture_attention(x.query, keys, x.value, log_prior, **options)
+    e_step: Any = "hard" if name.endswith(HARD) else "soft"
+    if spec.is_shifted:
+        return shifted_mixture_attention(x.query, x.key, x.shifts, x.value, x.log_prior, e_step=e_step, **options)
+    kernel: Any = "gaussian" if spec.is_mixture else "dot"
+    return mixture_attention(x.query, keys, x.value, log_prior, kernel=kernel, e_step=e_step, **options)
+
+
+def softmax_baseline(x: Inputs, passes: Passes, **options: Any) -> Work:
+    """Softmax attention with twice the heads by ``scaled_dot_product_attention``."""
+    query, key, value = (
+        torch.cat([t.detach(), t.detach().flip(2)], 1).requires_grad_() for t in (x.query, x.key, x.value)
+    )
+    return work(lambda: scaled_dot_product_attention(query, key, value, **options), [query, key, value], passes)
+
+
+def unfused_attention(
+    query: Tensor, keys: Tensor, value: Tensor, log_prior: Tensor, key_mask: Tensor | None = None, dropout: float = 0.0
+) -> Tensor:
+    """Eq. 9 with M matrices of N x N exponentials in memory, mixed and normalised.
+
+    Args:
+        query: (B, H, L, D).
+        keys: (B, H, M, S, D).
+        value: (B, H, S, E).
+        log_prior: broadcastable to (B, H, M, S).
+        key_mask: bool (B, S), True takes part.
+        dropout: probability of dropping a weight.
+    """
+    mass = torch.zeros(())
+    for r in range(keys.shape[2]):
+        distance = torch.cdist(query, keys[:, :, r]).square()
+        mass = mass + log_prior[:, :, r, None].exp() * torch.exp(-distance / (2 * math.sqrt(query.shape[-1])))
+    if key_mask is not None:
+        mass = mass.masked_fill(~key_mask[:, None, None], 0.0)
+    return torch.dropout(mass / mass.sum(-1, keepdim=True), dropout, dropout > 0) @ value
+
+
+def work(forward: Callable[[], Tensor], leaves: Sequence[Tensor], passes: Passes) -> Work:
+    """The forward without a graph, or the forward and the gradients of the leaves; the output is shaped as leaf 0."""
+    if passes == "forward":
+        return torch.no_grad()(forward)
+    gradient = torch.ones_like(leaves[0])
+    return lambda: torch.autograd.grad(forward(), leaves, gradient)
+
+
+def variant_work(name: str, x: Inputs, passes: Passes, **options: Any) -> Work:
+    """:func:`work` of a variant."""
+    return work(lambda: attend(name, x, **options), x.leaves(name), passes)
+
+
+def require_kernels() -> None:
+    """Raise a :class:`BenchError` where the fused kernels do not work."""
+    status = available_backends()["cpu"]
+    if status != "ready":
+        raise BenchError(f"the fused kernels cannot be measured: backend 'cpu' is {status}")
+
+
+def backends_of(name: str) -> tuple[str, ...]:
+    """The backends of a variant, ready or not."""
+    return backends.backend_names(spec_of(name).family)[1:]
+
+
+def unsupported_reason(name: str, backend: str, x: Inputs, is_causal: bool) -> str | None:
+    """Why the backend cannot serve the variant; None if it can."""
+    if backend not in backends_of(name):
+        return "it has no such backend"
+    return backends.BACKENDS[spec_of(name).family][backend].unsupported_reason(_validated(name, x, is_causal))
+
+
+def auto_backend(name: str, x: Inputs, is_causal: bool) -> str:
+    """The backend that ``backend="auto"`` takes."""
+    return backends.select(spec_of(name).family, _validated(name, x, is_causal)).name
+
+
+def _validated(name: str, x: Inputs, is_causal: bool) -> AttentionInputs | LinearInputs:
+    """The inputs that a backend is selected for."""
+    spec = spec_of(name)
+    if spec.is_linear:
+        return validate_linear_inputs(x.query, x.keys, x.value, is_causal=is_causal)
+    return validate_inputs(
+        x.query,
+        x.keys if spec.keys == "projected" else x.key.unsqueeze(2),
+        x.value,
+        shifts=x.shifts if spec.is_shifted else None,
+        log_prior=x.log_prior[None, :, :, None] if spec.is_mixture else None,
+        kernel="gaussian" if spec.is_mixture else "dot",
+        e_step="hard" if name.endswith(HARD) else "soft",
+        is_causal=is_causal,
+    )

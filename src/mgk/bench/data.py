@@ -1,0 +1,141 @@
+"""Time to generate or prepare data sets, against limits; and the sample images of the documentation."""
+
+import shutil
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from mgk._util.memory import peak_process_bytes
+from mgk.bench.registry import ListOpsSettings, PathfinderSettings, PicturesSettings, WikiTextSettings
+from mgk.bench.runner import OnStep, Outcome, Row
+from mgk.data import prepare
+from mgk.data.pathfinder import DIFFICULTIES, PICTURES_PER_BLOCK, draw
+from mgk.data.sources import Source
+
+_COLUMNS, _ZOOM = 6, 3
+
+
+def listops(settings: ListOpsSettings, on_step: OnStep) -> Outcome:
+    """One row: ``seconds``, ``examples`` and ``tokens`` per split, the set's ``options``, ``sha256`` per file."""
+    return _generation("listops", settings, on_step)
+
+
+def pathfinder(settings: PathfinderSettings, on_step: OnStep) -> Outcome:
+    """The row of the generation, then per difficulty the accuracy of cues that follow no path.
+
+    The cues are the distance of the dots and the mean brightness. For each the best threshold on one half of the images
+    is tested on the other half.
+    """
+    outcome = _generation("pathfinder", settings, on_step)
+    rows = list(outcome.rows)
+    for difficulty in DIFFICULTIES:
+        blocks = [draw(1, number, difficulty) for number in range(settings.blocks)]
+        images = np.concatenate([block.images for block in blocks])
+        labels = np.concatenate([block.labels for block in blocks])
+        cues = {
+            "dot_distance": np.array([dot_distance(image) for image in images]),
+            "mean_brightness": images.mean((1, 2)),
+        }
+        accuracies = {name: round(threshold_accuracy(cue, labels), 4) for name, cue in cues.items()}
+        rows.append({"difficulty": difficulty, "images": settings.blocks * PICTURES_PER_BLOCK, **accuracies})
+    return Outcome(rows, failures=outcome.failures)
+
+
+def dot_distance(image: NDArray[np.uint8]) -> float:
+    """Largest distance between two of the brightest pixels: only the dots are that bright."""
+    bright = np.argwhere(image == image.max())
+    return float(np.linalg.norm(bright[:, None] - bright, axis=-1).max())
+
+
+def threshold_accuracy(cue: NDArray[np.float64], labels: NDArray[np.uint8]) -> float:
+    """Accuracy on the second half of the threshold that is best on the first."""
+    half = len(cue) // 2
+    thresholds = np.unique(cue[:half])
+    right = np.array([((cue[:half] <= threshold) == labels[:half]).mean() for threshold in thresholds])
+    best = int(np.argmax(np.abs(right - 0.5)))
+    share = float(((cue[half:] <= thresholds[best]) == labels[half:]).mean())
+    return share if right[best] >= 0.5 else 1 - share
+
+
+def pictures(settings: PicturesSettings, on_step: OnStep) -> Outcome:
+    """One row per image: ``difficulty`` and ``file``."""
+    rows: list[Row] = []
+    for difficulty in DIFFICULTIES:
+        block, lines = draw(0, 0, difficulty), []
+        for label in (1, 0):
+            images = block.images[block.labels == label][:_COLUMNS]
+            lines.append(np.concatenate([np.pad(image, 1, constant_values=128) for image in images], 1))
+        path = settings.out / f"pathfinder_{difficulty}.png"
+        Image.fromarray(np.concatenate(lines).repeat(_ZOOM, 0).repeat(_ZOOM, 1)).save(path)
+        rows.append({"difficulty": difficulty, "file": str(path)})
+        on_step(len(rows), len(DIFFICULTIES))
+    return Outcome(rows)
+
+
+def wikitext(settings: WikiTextSettings, on_step: OnStep) -> Outcome:
+    """One row: ``words``, ``vocabulary``, ``seconds`` of the whole preparation, ``words_per_second``, peaks of memory.
+
+    The time includes hashing the files, reading, vocabulary, encoding, writing and syncing. ``repeated_seconds`` is the
+    time of a second call, which finds the set prepared.
+    """
+    folder = Path(tempfile.mkdtemp())
+    try:
+        words = _write_repeated(settings.source, folder, settings.times)
+        before = peak_process_bytes()
+        start = time.perf_counter()
+        prepared = prepare("wikitext-2", folder, out=folder / "out", on_step=on_step)
+        middle = time.perf_counter()
+        is_prepared_again = prepare("wikitext-2", folder, out=folder / "out").is_new
+        end = time.perf_counter()
+    finally:
+        shutil.rmtree(folder)
+    peak, rate, limit = peak_process_bytes(), words / (middle - start), round(settings.limit_gb * 1e9)
+    checks = {
+        f"{rate:,.0f} words per second are below the limit": rate < settings.min_words_per_second,
+        f"peak memory of the process is {peak:,} bytes, above the limit": peak > limit,
+        "the second call prepared the set again": is_prepared_again,
+    }
+    row = {
+        "words": words,
+        "vocabulary": prepared.manifest.facts["vocab_size"],
+        "seconds": round(middle - start, 2),
+        "words_per_second": round(rate),
+        "peak_bytes": peak,
+        "peak_bytes_before": before,
+        "limit_bytes": limit,
+        "repeated_seconds": round(end - middle, 5),
+    }
+    return Outcome([row], failures=[text for text, is_missed in checks.items() if is_missed])
+
+
+def _generation(task: str, settings: ListOpsSettings, on_step: OnStep) -> Outcome:
+    with tempfile.TemporaryDirectory() as folder:
+        start = time.perf_counter()
+        manifest = prepare(task, out=Path(folder), workers=settings.workers, on_step=on_step).manifest
+        seconds = time.perf_counter() - start
+    row = {
+        "seconds": round(seconds, 2),
+        "limit_seconds": settings.limit_seconds,
+        "options": dict(manifest.options),
+        "examples": {split: manifest.examples(split) for split in manifest.splits},
+        "tokens": {split: arrays["tokens"].shape[0] for split, arrays in manifest.splits.items()},
+        "sha256": {name: spec.sha256 for name, spec in manifest.files.items() if name.endswith(".bin")},
+    }
+    is_late = seconds > settings.limit_seconds
+    return Outcome([row], failures=[f"{seconds:.1f} s are above the limit"] if is_late else [])
+
+
+def _write_repeated(archive: Path, folder: Path, times: int) -> int:
+    """Write the three files, the training text ``times`` times over; returns the number of words."""
+    words = 0
+    for file in Source(archive).files(r"wiki\.(train|valid|test)\.tokens"):
+        text, repeats = file.read(), times if file.match[1] == "train" else 1
+        with (folder / Path(file.name).name).open("wb") as out:
+            for _ in range(repeats):
+                out.write(text)
+        words += repeats * len(text.split())
+    return words
