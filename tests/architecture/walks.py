@@ -15,6 +15,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -89,10 +90,18 @@ def train() -> None:
 
 def reproduce() -> None:
     """``mgk reproduce table1 --preset smoke --tasks listops --seeds 1``."""
-    from mgk.experiments.reproduce import run as runner
+    from mgk.experiments import runner
 
-    def in_this_process(function: Callable[..., Any], *arguments: Any, on_message: Any = None, **_: Any) -> Any:
-        return function(*arguments, on_message or (lambda message: None))
+    def in_this_process(
+        function: Callable[..., Any],
+        calls: dict[Any, tuple[Any, ...]],
+        *,
+        on_message: Callable[[Any, Any], None],
+        on_result: Callable[[Any, Any], None],
+        **_: Any,
+    ) -> None:
+        for key, arguments in calls.items():
+            on_result(key, function(*arguments, partial(on_message, key)))
 
     with temporary_folder() as folder, mock.patch.object(runner, "run_isolated", in_this_process):
         options = ("--preset", "smoke", "--tasks", "listops", "--seeds", "1", "--results", str(folder / "results"))

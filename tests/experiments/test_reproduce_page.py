@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from made_up_results import stored
+from synthetic_results import stored
 from test_page_in_chromium import BROWSER, DESKTOP, PHONE, look
 
 from mgk.experiments.artifacts import Outputs, gather
@@ -49,7 +49,7 @@ def test_everything_is_in_the_file(page):
 
 
 def test_a_page_of_nothing_is_still_a_page():
-    nothing = Outputs(ExperimentResults("laptop"), (), {}, {})
+    nothing = Outputs(ExperimentResults("laptop"))
     assert "Nothing has been measured yet" in reproduction_page(nothing)
 
 

@@ -1,6 +1,7 @@
 """``mgk eval``: the metrics of the model of a run."""
 
 import os
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -61,7 +62,7 @@ def evaluate(
         if is_first:
             _show(found)
         if is_first and json is not None:
-            write_json(json, found.to_json())
+            write_json(json, asdict(found))
 
 
 def _show(found: "Evaluation") -> None:

@@ -2,9 +2,9 @@
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -92,10 +92,6 @@ class Evaluation:
     def is_better_than(self, value: float) -> bool:
         """Whether this is better than another value of the metric."""
         return self.value > value if self.metric == "accuracy" else self.value < value
-
-    def to_json(self) -> dict[str, Any]:
-        """As JSON data."""
-        return asdict(self)
 
 
 def evaluate(

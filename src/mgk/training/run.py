@@ -18,8 +18,7 @@ from transformers import PreTrainedModel
 
 from mgk._util.errors import Interrupted
 from mgk._util.files import atomic_folder, write_json
-from mgk._util.machine import cpu_threads, describe
-from mgk._util.memory import peak_extra_bytes
+from mgk._util.machine import cpu_threads, describe, peak_extra_bytes
 from mgk._util.signals import StopSignals
 from mgk.models import write_card
 from mgk.training import checkpoints, distributed
@@ -213,7 +212,7 @@ def _finish(loop: TrainingLoop, seconds: float, memory: int | None, on_test: OnS
         _save_model(run / MODEL, model, data, summary)
         if found is not None and found.correct is not None:
             write_json(run / CORRECT, {"split": found.split, "correct": [int(right) for right in found.correct]})
-        write_json(run / SUMMARY, summary.to_json())
+        write_json(run / SUMMARY, asdict(summary))
     distributed.barrier()
     return summary
 

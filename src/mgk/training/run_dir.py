@@ -5,10 +5,11 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
+from mgk._util import json_codec
 from mgk._util.files import write_file
 from mgk.training.errors import RecipeError, TrainingError
 from mgk.training.recipe import Recipe, differences, read_recipe, write_recipe
@@ -70,15 +71,6 @@ class RunSummary:
     how: dict[str, str] = field(default_factory=dict)
     format: int = 1
 
-    def to_json(self) -> dict[str, Any]:
-        """As JSON data."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Self:
-        """From JSON data; ``TypeError`` when it is something else."""
-        return cls(**{part.name: data[part.name] for part in fields(cls) if part.name in data})
-
 
 def check_run_dir(recipe: Recipe, out: Path, *, resume: bool, overwrite: bool) -> None:
     """Raise when the run may not go into this folder."""
@@ -125,7 +117,7 @@ def read_run_recipe(run: Path) -> Recipe:
 def read_summary(run: Path) -> RunSummary:
     """The summary of a finished run."""
     with _reading(run / SUMMARY, "there is no finished run here", "this is not the summary of a run") as data:
-        return RunSummary.from_json(data)
+        return json_codec.load(RunSummary, data)
 
 
 def read_correct(run: Path) -> list[bool]:

@@ -32,11 +32,10 @@ from mgk.experiments.evidence.effects import (
     mean_of,
     paired_by_seed,
 )
+from mgk.experiments.model_spec import HALVED, ModelSpec, sizes_of_paper
 from mgk.experiments.render.numbers import confidence_text, json_safe, plural, signed
-from mgk.experiments.reproduce.paper_costs import HALVED, sizes_of_paper
 from mgk.experiments.reproduce.published import LRA
 from mgk.experiments.reproduce.registry import EXPERIMENTS
-from mgk.experiments.trials import ModelSpec
 
 Rule = Callable[[ExperimentResults], Iterator[Evidence]]
 Count = Callable[[cost_model.Sizes], Quantity]

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
+from mgk._util.files import write_file
 from mgk.experiments.artifacts import Outputs
 from mgk.experiments.evidence.claims import CLAIMS, verdicts
 from mgk.experiments.evidence.decision_rules import NOT_MEASURED
@@ -16,7 +17,7 @@ from mgk.experiments.render.figure_png import draw
 from mgk.experiments.render.tables import DASH, machines, markdown, markdown_table
 from mgk.experiments.reproduce.published import AVERAGE, LRA
 from mgk.experiments.reproduce.registry import EXPERIMENTS
-from mgk.experiments.result_store import FIGURES, TABLES, write_bytes, write_text
+from mgk.experiments.result_store import FIGURES, TABLES
 from mgk.training.errors import RecipeError, TrainingError
 
 # Relative to the document.
@@ -59,8 +60,8 @@ def fill_document(path: Path, outputs: Outputs, results: str) -> list[str]:
     for figure in outputs.figures.values():
         image = f"{IMAGES}/{figure.id}.png"
         if image in filled:
-            write_bytes(path.parent / image, draw(figure))
-    write_text(path, filled)
+            write_file(path.parent / image, draw(figure))
+    write_file(path, filled)
     return names
 
 
