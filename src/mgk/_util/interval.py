@@ -13,7 +13,7 @@ class Interval:
 
 
 def wilson_interval(correct: int, total: int) -> Interval:
-    """(p + z^2/2n -+ z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n): Wilson's 95% interval of a proportion."""
+    """Wilson's: (p + z^2/2n -+ z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n)."""
     if not 0 <= correct <= total or total == 0:
         raise ValueError(f"correct must be from 0 to total, and total above 0, got {correct} of {total}")
     from scipy.stats import binomtest

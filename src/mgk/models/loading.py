@@ -1,4 +1,4 @@
-"""Loading of weights: what is missing, left over or corrupt raises, and nothing is unpickled."""
+"""Loading: missing, unexpected or corrupt weights raise; nothing is unpickled."""
 
 import logging
 import os
@@ -17,28 +17,25 @@ _log = logging.getLogger("transformers").getChild("mgk")
 def checked_from_pretrained(
     cls: Any, load: Callable[..., Any], name_or_path: str | os.PathLike[str] | None, *args: Any, **kwargs: Any
 ) -> Any:
-    """The result of ``load``, transformers' ``from_pretrained``, where the weights fit the model.
-
-    Raises:
-        ValueError: when weights of the transformer, or of the head in a checkpoint of this class, are missing, left
-            over or of another shape, or when the file is corrupt.
-    """
+    """The result of ``load``, a ``from_pretrained``; ValueError for a misfit."""
     wants_info = kwargs.pop("output_loading_info", False)
     may_mismatch = kwargs.pop("ignore_mismatched_sizes", False)
     if kwargs.setdefault("use_safetensors", True) is not True:
-        raise ValueError("use_safetensors must be True: weights are read from safetensors only, never unpickled")
+        raise ValueError("use_safetensors must be True: weights are never unpickled")
+    kwargs |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
     try:
         with _without_report():
-            model, info = load(name_or_path, *args, output_loading_info=True, ignore_mismatched_sizes=True, **kwargs)
+            model, info = load(name_or_path, *args, **kwargs)
     except SafetensorError as error:
         raise ValueError(f"the weights of {name_or_path} are corrupt: {error}") from None
     if new := check_weights(cls, model, info, name_or_path, may_mismatch):
-        _log.warning("%s: %s are new, not from %s: train them before use", cls.__name__, _some(new), name_or_path)
+        parts = (cls.__name__, _some(new), name_or_path)
+        _log.warning("%s: %s are new, not from %s: train them before use", *parts)
     return (model, info) if wants_info else model
 
 
 def check_weights(cls: Any, model: Any, info: dict[str, Any], place: object, may_mismatch: bool) -> set[str]:
-    """Raise where the weights do not fit; return the names of those that are newly initialised."""
+    """Raise where weights do not fit; return the names of new ones."""
     prefix = f"{cls.base_model_prefix}."
     parts = {name for name, _ in model.base_model.named_children()}
 
@@ -46,23 +43,23 @@ def check_weights(cls: Any, model: Any, info: dict[str, Any], place: object, may
         return name.removeprefix(prefix).partition(".")[0] in parts
 
     missing, unexpected = set(info["missing_keys"]), set(info["unexpected_keys"])
-    mismatched = {name: f"{name} {tuple(theirs)}" for name, theirs, _ in info["mismatched_keys"]}
+    mismatched = {name: f"{name} {tuple(size)}" for name, size, _ in info["mismatched_keys"]}
     new: set[str] = set(mismatched)
-    if model.config.architectures is not None and cls.__name__ not in model.config.architectures:
+    architectures = model.config.architectures
+    if architectures is not None and cls.__name__ not in architectures:
         head = {name for name in model.state_dict() if not is_of_transformer(name)}
         if head <= missing:  # an incomplete head is an error
             missing, new = missing - head, new | head
         unexpected = set(filter(is_of_transformer, unexpected))
-    for names, what in (
-        (missing, "missing are"),
-        (unexpected, "unexpected are"),
-        ([] if may_mismatch else mismatched.values(), "of another shape are"),
-    ):
+    misfits: dict[str, Iterable[str]] = {
+        "missing": missing,
+        "unexpected": unexpected,
+        "of another shape": [] if may_mismatch else mismatched.values(),
+    }
+    for kind, names in misfits.items():
         if names:
-            raise ValueError(
-                f"the weights of {place} do not fit {cls.__name__} with attention={model.config.attention!r}:"
-                f" {what} {_some(names)}"
-            )
+            model_name = f"{cls.__name__} with attention={model.config.attention!r}"
+            raise ValueError(f"the weights of {place} do not fit {model_name}: {kind} are {_some(names)}")
     return new
 
 
@@ -74,7 +71,7 @@ def _some(names: Iterable[str]) -> str:
 
 @contextmanager
 def _without_report() -> Iterator[None]:
-    """Hide transformers' table of missing weights, which an error or one line of the log replaces."""
+    """Hide transformers' table of missing weights: ours replaces it."""
     name, text = LOAD_REPORT
 
     def keep(record: logging.LogRecord) -> bool:
