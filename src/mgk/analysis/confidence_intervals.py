@@ -8,8 +8,8 @@ from statistics import NormalDist, fmean, stdev
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mgk._util.interval import Interval as Interval
-from mgk._util.interval import wilson_interval as wilson_interval
+from mgk.training.run_dir import Interval as Interval
+from mgk.training.run_dir import wilson_interval as wilson_interval
 
 _Z95 = NormalDist().inv_cdf(0.975)
 

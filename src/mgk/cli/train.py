@@ -166,7 +166,7 @@ def _figures(metrics: dict[str, float]) -> list[str]:
 
 
 def _show(summary: "RunSummary", run: Path) -> None:
-    from mgk._util.interval import wilson_interval
+    from mgk.training.run_dir import wilson_interval
 
     memory = "" if summary.peak_memory_bytes is None else f", peak memory {summary.peak_memory_bytes / 1e6:,.0f} MB"
     sample = " (a synthetic sample, not the real task)" if summary.data.startswith("synthetic-") else ""

@@ -13,8 +13,7 @@ from transformers.utils import can_return_tuple
 
 from mgk.functional.mixture.inputs import compute_dtype
 from mgk.models.configuration import MgkConfig
-from mgk.models.losses import IGNORE, NumItems, check_targets, class_loss
-from mgk.models.modeling import MgkModel, MgkPreTrainedModel, OutputOptions
+from mgk.models.modeling import IGNORE, MgkModel, MgkPreTrainedModel, NumItems, OutputOptions, check_targets, class_loss
 
 # Logits at a time where only losses are needed: 128 MB in float32.
 MAX_LOGITS = 2**25

@@ -10,8 +10,7 @@ from transformers.utils import ModelOutput, can_return_tuple
 
 from mgk.functional.mixture.inputs import compute_dtype
 from mgk.models.configuration import MgkConfig
-from mgk.models.losses import NumItems, classification_loss
-from mgk.models.modeling import MgkModel, MgkPreTrainedModel, OutputOptions
+from mgk.models.modeling import MgkModel, MgkPreTrainedModel, NumItems, OutputOptions, classification_loss
 
 
 class MgkClassifier(nn.Module):

@@ -1,12 +1,16 @@
-"""The pre-norm transformer below every head, its loading and saving."""
+"""The pre-norm transformer below every head, with its loading, saving and losses."""
 
 import math
 import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from logging import LogRecord, getLogger
 from typing import Any, ClassVar, TypedDict
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
-from torch.nn.functional import pad
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss, pad
 from transformers import PreTrainedModel
 from transformers import initialization as init
 from transformers.activations import ACT2FN
@@ -17,14 +21,20 @@ from transformers.utils import can_return_tuple, logging
 
 from mgk import nn as mgk_nn
 from mgk.functional.linear.feature_maps import favor_projection
+from mgk.functional.mixture.inputs import compute_dtype
 from mgk.models.configuration import MgkConfig
-from mgk.models.loading import checked_from_pretrained
 from mgk.models.model_card import write_card
+from mgk.models.private_names import LOAD_REPORT
 from mgk.models.transformers_cache import core_cache
 from mgk.nn.em import EMModule
 from mgk.variants import VARIANTS
 
 _log = logging.get_logger(__name__)
+_weights_log = logging.get_logger("transformers.mgk")
+IGNORE = -100  # as in cross_entropy
+
+NumItems = Tensor | int | None
+_SHOWN = 3  # names in a message
 _RESETS_ITSELF = (mgk_nn.MixtureAttention, mgk_nn.LearnedPrior, mgk_nn.LearnedVariance, EMModule)
 
 
@@ -400,3 +410,125 @@ def _key_mask(attention_mask: Tensor | None, batch: int, num_keys: int) -> Tenso
     if got != wanted:
         raise ValueError(f"attention_mask must have shape (B, past + L) = {wanted}, got {got}")
     return attention_mask.bool()
+
+
+def checked_from_pretrained(
+    cls: Any, load: Callable[..., Any], name_or_path: str | os.PathLike[str] | None, *args: Any, **kwargs: Any
+) -> Any:
+    """The result of ``load``, a ``from_pretrained``; ValueError for a misfit."""
+    wants_info = kwargs.pop("output_loading_info", False)
+    may_mismatch = kwargs.pop("ignore_mismatched_sizes", False)
+    if kwargs.setdefault("use_safetensors", True) is not True:
+        raise ValueError("use_safetensors must be True: weights are never unpickled")
+    kwargs |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
+    try:
+        with _without_report():
+            model, info = load(name_or_path, *args, **kwargs)
+    except SafetensorError as error:
+        raise ValueError(f"the weights of {name_or_path} are corrupt: {error}") from None
+    if new := check_weights(cls, model, info, name_or_path, may_mismatch):
+        parts = (cls.__name__, _some(new), name_or_path)
+        _weights_log.warning("%s: %s are new, not from %s: train them before use", *parts)
+    return (model, info) if wants_info else model
+
+
+def check_weights(cls: Any, model: Any, info: dict[str, Any], place: object, may_mismatch: bool) -> set[str]:
+    """Raise where weights do not fit; return the names of new ones."""
+    prefix = f"{cls.base_model_prefix}."
+    parts = {name for name, _ in model.base_model.named_children()}
+
+    def is_of_transformer(name: str) -> bool:
+        return name.removeprefix(prefix).partition(".")[0] in parts
+
+    missing, unexpected = set(info["missing_keys"]), set(info["unexpected_keys"])
+    mismatched = {name: f"{name} {tuple(size)}" for name, size, _ in info["mismatched_keys"]}
+    new: set[str] = set(mismatched)
+    architectures = model.config.architectures
+    if architectures is not None and cls.__name__ not in architectures:
+        head = {name for name in model.state_dict() if not is_of_transformer(name)}
+        if head <= missing:  # an incomplete head is an error
+            missing, new = missing - head, new | head
+        unexpected = set(filter(is_of_transformer, unexpected))
+    misfits: dict[str, Iterable[str]] = {
+        "missing": missing,
+        "unexpected": unexpected,
+        "of another shape": [] if may_mismatch else mismatched.values(),
+    }
+    for kind, names in misfits.items():
+        if names:
+            model_name = f"{cls.__name__} with attention={model.config.attention!r}"
+            raise ValueError(f"the weights of {place} do not fit {model_name}: {kind} are {_some(names)}")
+    return new
+
+
+def _some(names: Iterable[str]) -> str:
+    names = sorted(names)
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
+
+
+@contextmanager
+def _without_report() -> Iterator[None]:
+    """Hide transformers' table of missing weights: ours replaces it."""
+    name, text = LOAD_REPORT
+
+    def keep(record: LogRecord) -> bool:
+        return text not in str(record.msg)
+
+    logger = getLogger(name)
+    logger.addFilter(keep)
+    try:
+        yield
+    finally:
+        logger.removeFilter(keep)
+
+
+def classification_loss(logits: Tensor, labels: Tensor, problem_type: str | None, num_items: NumItems) -> Tensor:
+    """Cross entropy of classes (B,) or labels (B, num_labels), or squared error.
+
+    Without ``problem_type`` one output is a regression, whole numbers are classes
+    and other numbers independent labels, as in transformers.
+    """
+    if problem_type is None:
+        if logits.shape[-1] == 1:
+            problem_type = "regression"
+        elif labels.is_floating_point():
+            problem_type = "multi_label_classification"
+        else:
+            problem_type = "single_label_classification"
+    logits = logits.to(compute_dtype(logits))
+    if problem_type == "single_label_classification":
+        return class_loss(logits, labels.view(-1), num_items, "num_labels")
+    labels = labels.to(logits.dtype)
+    if problem_type == "multi_label_classification":
+        return _over(num_items, binary_cross_entropy_with_logits, logits, labels)
+    return _over(num_items, mse_loss, logits.view(labels.shape), labels)
+
+
+def class_loss(logits: Tensor, targets: Tensor, num_items: NumItems, limit_name: str) -> Tensor:
+    """Cross entropy of logits (N, classes): the mean, or the sum / ``num_items``."""
+    check_targets(targets, logits.shape[-1], limit_name)
+    logits = logits.to(compute_dtype(logits))
+    return _over(num_items, cross_entropy, logits, targets)
+
+
+def check_targets(targets: Tensor, limit: int, limit_name: str) -> None:
+    """Targets are from 0 to ``limit - 1``, or -100.
+
+    Checked on the CPU only: elsewhere it would wait for the device.
+    """
+    if torch.compiler.is_compiling() or targets.device.type != "cpu":
+        return
+    real = targets[targets != IGNORE]
+    if real.numel() == 0:
+        return
+    least, largest = int(real.min()), int(real.max())
+    if least < 0 or largest >= limit:
+        wanted = f"from 0 to {limit - 1} ({limit_name} - 1) or {IGNORE}"
+        raise ValueError(f"labels must be {wanted}, got {least} to {largest}")
+
+
+def _over(num_items: NumItems, loss: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+    if num_items is None:
+        return loss(*inputs)
+    return loss(*inputs, reduction="sum") / num_items

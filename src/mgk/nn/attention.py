@@ -326,7 +326,8 @@ def check_options(options: Mapping[str, Any]) -> None:
         may_be_module = name in ("prior", "variance")
         if not (may_be_module and isinstance(options[name], nn.Module)):
             validation.option(name, options[name], CHOICES[name])
-    feature_maps.check(options["feature_map"])
+    if options["feature_map"] not in CHOICES["feature_map"]:
+        feature_maps.check(options["feature_map"])  # a callable
     validation.probability("dropout", options["dropout"])
     validation.flag("bias", options["bias"])
     variant = VARIANTS[options["variant"]]

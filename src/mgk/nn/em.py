@@ -44,12 +44,6 @@ class EMModule(nn.Module):
         return super()._apply(keep_float32, recurse)
 
 
-def check_sizes(**sizes: int) -> None:
-    """Each size is a whole number from 1 up."""
-    for name, size in sizes.items():
-        validation.positive_int(name, size)
-
-
 def all_reduce_sum(statistic: Tensor) -> Tensor:
     """The sum over all ranks, as a new tensor."""
     total = statistic.clone()

@@ -6,8 +6,9 @@ A prior maps (number of keys, first position) to log pi, as (B, H, M, S).
 import torch
 from torch import Tensor, nn
 
+from mgk.functional import validation
 from mgk.functional.mixture.inputs import compute_dtype
-from mgk.nn.em import EMModule, all_reduce_sum, check_sizes, zero_if_recomputing
+from mgk.nn.em import EMModule, all_reduce_sum, zero_if_recomputing
 
 
 class UniformPrior(nn.Module):
@@ -22,7 +23,7 @@ class LearnedPrior(nn.Module):
 
     def __init__(self, num_heads: int, num_mixtures: int) -> None:
         super().__init__()
-        check_sizes(num_heads=num_heads, num_mixtures=num_mixtures)
+        validation.positive_ints(num_heads=num_heads, num_mixtures=num_mixtures)
         self.logits = nn.Parameter(torch.empty(num_heads, num_mixtures))
         self.reset_parameters()
 
@@ -54,7 +55,7 @@ class EMPrior(EMModule):
     ) -> None:
         super().__init__(momentum)
         positions = 1 if max_positions is None else max_positions
-        check_sizes(num_heads=num_heads, num_mixtures=num_mixtures, max_positions=positions)
+        validation.positive_ints(num_heads=num_heads, num_mixtures=num_mixtures, max_positions=positions)
         self.max_positions = max_positions
         for name in ("pi", "counts"):
             self.register_buffer(name, torch.empty(num_heads, num_mixtures, positions))

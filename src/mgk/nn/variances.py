@@ -8,9 +8,10 @@ import math
 import torch
 from torch import Tensor, nn
 
+from mgk.functional import validation
 from mgk.functional.mixture.em_statistics import VARIANCE_FLOOR
 from mgk.functional.mixture.inputs import compute_dtype
-from mgk.nn.em import EMModule, all_reduce_sum, check_sizes, zero_if_recomputing
+from mgk.nn.em import EMModule, all_reduce_sum, zero_if_recomputing
 
 
 class ConstantVariance(nn.Module):
@@ -18,7 +19,7 @@ class ConstantVariance(nn.Module):
 
     def __init__(self, head_dim: int) -> None:
         super().__init__()
-        check_sizes(head_dim=head_dim)
+        validation.positive_ints(head_dim=head_dim)
         self.value = math.sqrt(head_dim)
 
     def forward(self) -> float:
@@ -35,7 +36,7 @@ class LearnedVariance(nn.Module):
 
     def __init__(self, num_heads: int, num_mixtures: int, head_dim: int) -> None:
         super().__init__()
-        check_sizes(num_heads=num_heads, num_mixtures=num_mixtures, head_dim=head_dim)
+        validation.positive_ints(num_heads=num_heads, num_mixtures=num_mixtures, head_dim=head_dim)
         self.initial = math.log(head_dim) / 2
         self.log_variance = nn.Parameter(torch.empty(num_heads, num_mixtures))
         self.reset_parameters()
@@ -62,7 +63,7 @@ class EMVariance(EMModule):
 
     def __init__(self, num_heads: int, num_mixtures: int, head_dim: int, *, momentum: float = 0.0) -> None:
         super().__init__(momentum)
-        check_sizes(num_heads=num_heads, num_mixtures=num_mixtures, head_dim=head_dim)
+        validation.positive_ints(num_heads=num_heads, num_mixtures=num_mixtures, head_dim=head_dim)
         self.head_dim = head_dim
         for name in ("sigma2", "counts", "distances"):
             self.register_buffer(name, torch.empty(num_heads, num_mixtures))

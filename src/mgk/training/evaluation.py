@@ -13,14 +13,13 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset
 from transformers import PreTrainedModel
 
-from mgk._util.interval import Interval, wilson_interval
 from mgk.data.datasets import load_tokens
 from mgk.data.language import Tokens, sliding_window_loss
 from mgk.models import MgkForCausalLM
 from mgk.training import distributed
 from mgk.training.errors import RecipeError
 from mgk.training.recipe import EvaluationSection, read_recipe
-from mgk.training.run_dir import RECIPE
+from mgk.training.run_dir import RECIPE, Interval, wilson_interval
 from mgk.training.tasks import Batch, TaskData, count, lengths, load_model, open_data
 
 OnStep = Callable[[int, int], None]
