@@ -47,12 +47,9 @@ class Experiment:
     """One table or figure.
 
     Attributes:
-        id: the name on the command line.
         kind: a table; curves over training; maps, ranks and heads of trained models; or costs by formula.
-        title: one line.
         claim: what the paper says it shows; of ours, the question.
         models: as in the paper, from top to bottom.
-        tasks: by default.
         more_tasks: that can be chosen besides.
         is_language: whether the task is WikiText: 103 in the paper, 2 on the laptop.
         shrink: on the laptop, the divisor of the number of heads; None keeps the rows with 2 and 1 heads.
