@@ -1,7 +1,7 @@
-"""Analysis of trained models in small arrays: attention maps, ranks, head similarity, use of components.
+"""Analysis of trained models in small arrays: maps, ranks, head similarity, components.
 
-The analysis is made right after a trial that a figure asks for, so that figures can be drawn anew without the run. Does
-not import torch until a model is analyzed.
+Made right after a trial that a figure needs, so that figures can be drawn without the
+run. Does not import torch until a model is analyzed.
 """
 
 import base64

@@ -1,7 +1,7 @@
-"""The store of results: one small JSON file a trial, shared by all tables and figures. Does not import torch.
+"""The store of results: one small JSON file a trial. Does not import torch.
 
-``RESULTS/trials/PRESET/TASK/MODEL-seed-N.json`` holds what tables and curves need, and ``RESULTS/analysis/...`` the
-analysis of the model (:mod:`mgk.experiments.model_analysis`). Every page can be made anew from them, without the runs.
+``RESULTS/trials/PRESET/TASK/MODEL-seed-N.json`` has what tables and curves need,
+``RESULTS/analysis/...`` the analysis of the model. Pages are made from them alone.
 """
 
 import base64

@@ -1,9 +1,8 @@
-"""Runs trials, each in a process of its own, so that its memory and its threads are its alone.
+"""Runs trials, each in a process of its own, with its own memory and threads.
 
-A trial that has a result is not run again; one that was interrupted continues from its last checkpoint. The processes
-are forked from a server that has imported torch and transformers and nothing more: each starts at once, with the same
-memory in use. Where the system cannot fork, each imports them anew. A pool of processes would not do: when one worker
-is killed, it ends all others.
+A trial that has a result is not run again; an interrupted one resumes. Processes are
+forked from a server that has imported torch and transformers, so each starts at once.
+A process pool would not do: when one worker is killed, it ends all others.
 """
 
 import multiprocessing

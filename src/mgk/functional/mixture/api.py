@@ -162,11 +162,11 @@ def m_step(
     is_causal: bool = False,
     query_mask: Tensor | None = None,
 ) -> MStep:
-    """N_jr = sum_i gamma_ijr, pi_jr = N_jr / N_j, and the means and variances of Eq. 13 (with the 1/D of D dimensions).
+    """N_jr = sum_i gamma_ijr, pi_jr = N_jr / N_j, and the means and variances of Eq. 13.
 
-    Needs no N x N memory, and is outside autograd. ``query_mask`` (B, L), True takes part, excludes padding. The other
-    arguments are those of :func:`mixture_attention`. Without evidence (N_jr = 0) prior, key and variance keep their
-    values.
+    Variances have the 1/D of D dimensions. Needs no N x N memory; outside autograd.
+    ``query_mask`` (B, L), True takes part, excludes padding. Without evidence (N_jr = 0)
+    prior, key and variance keep their values. Other arguments: :func:`mixture_attention`.
     """
     options: dict[str, Any] = {"kernel": kernel, "e_step": e_step, "attn_mask": attn_mask, "is_causal": is_causal}
     inputs = validate_inputs(query, keys, log_prior=log_prior, variance=variance, **options)
