@@ -1,4 +1,4 @@
-"""Fast tokenizers with the ids of the prepared data sets, to be saved beside a model for ``AutoTokenizer``.
+"""Fast tokenizers with the ids of the prepared data sets, for ``AutoTokenizer``.
 
 Special tokens inside a text, such as ``<pad>``, are text like any other.
 """
@@ -13,13 +13,14 @@ try:
     from transformers import PreTrainedTokenizerFast
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 except ModuleNotFoundError as error:
-    raise ImportError("tokenizers need Hugging Face transformers: pip install 'mgk[train]'", name=error.name) from None
+    raise ImportError("tokenizers need transformers: pip install 'mgk[train]'", name=error.name) from None
 
 from mgk.data import listops
 from mgk.data.preparation import prepared
 from mgk.data.task_registry import find_task
 from mgk.data.text import BYTES
-from mgk.data.words import EOS, UNKNOWN, VOCABULARY_FILE
+from mgk.data.vocabularies import prepared_vocabulary
+from mgk.data.words import EOS, UNKNOWN
 
 PAD = "<pad>"
 
@@ -30,9 +31,7 @@ _SPACES = r" \t\n\r\x0b\x0c"
 def byte_tokenizer(*, shift: int = BYTES["shift"], model_max_length: int | None = None) -> PreTrainedTokenizerFast:
     """Bytes of UTF-8: id = byte + ``shift``; any text comes back exactly.
 
-    Args:
-        shift: 1 leaves the id 0 to ``<pad>``, as in LRA's text and retrieval; 0 has no padding, for language models.
-        model_max_length: where ``truncation=True`` cuts; None for no limit.
+    A shift of 1 leaves 0 to ``<pad>``; 0 has no padding, for language models.
     """
     if shift not in (0, 1):
         raise ValueError(f"shift must be 0 or 1, got {shift!r}")
@@ -42,20 +41,22 @@ def byte_tokenizer(*, shift: int = BYTES["shift"], model_max_length: int | None 
     tokenizer = Tokenizer(algorithms.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    return _fast(tokenizer, model_max_length, **({"pad_token": PAD} if shift else {"padding_side": "left"}))
+    padding = {"pad_token": PAD} if shift else {"padding_side": "left"}
+    return _fast(tokenizer, model_max_length, **padding)
 
 
 def listops_tokenizer(*, model_max_length: int | None = None) -> PreTrainedTokenizerFast:
-    """Symbols of ListOps between spaces, ``[MAX 2 9 ]``; parentheses, as the official files have them, are dropped."""
-    tokenizer = Tokenizer(algorithms.WordLevel({token: number for number, token in enumerate(listops.VOCABULARY)}))
+    """Symbols of ListOps between spaces, ``[MAX 2 9 ]``; parentheses are dropped."""
+    ids = {token: number for number, token in enumerate(listops.VOCABULARY)}
+    tokenizer = Tokenizer(algorithms.WordLevel(ids))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(f"[{_SPACES}()]+"), "removed")
     return _fast(tokenizer, model_max_length, pad_token=PAD)
 
 
 def word_tokenizer(vocabulary: Sequence[str], *, model_max_length: int | None = None) -> PreTrainedTokenizerFast:
-    """Words between spaces: id = index in ``vocabulary``; a line end is ``<eos>``, an unknown word ``<unk>``.
+    """Words between spaces: id = index in ``vocabulary``.
 
-    Batches are padded on the left with ``<eos>``, which the attention mask hides.
+    A line end is ``<eos>``, which also pads on the left; an unknown word ``<unk>``.
     """
     ids = {word: number for number, word in enumerate(vocabulary)}
     if len(ids) < len(vocabulary):
@@ -67,7 +68,8 @@ def word_tokenizer(vocabulary: Sequence[str], *, model_max_length: int | None = 
     tokenizer = Tokenizer(algorithms.WordLevel(ids, unk_token=unknown))
     tokenizer.normalizer = normalizers.Replace("\n", f" {end} ")
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(f"[{_SPACES}]+"), "removed")
-    return _fast(tokenizer, model_max_length, unk_token=unknown, eos_token=end, pad_token=end, padding_side="left")
+    special = {"unk_token": unknown, "eos_token": end, "pad_token": end}
+    return _fast(tokenizer, model_max_length, **special, padding_side="left")
 
 
 def tokenizer_for(
@@ -75,22 +77,17 @@ def tokenizer_for(
 ) -> PreTrainedTokenizerFast | None:
     """The tokenizer of a prepared task; None for images.
 
-    Args:
-        task: its name.
-        folder: the folder of all data sets; None: the default data folder.
-        model_max_length: where ``truncation=True`` cuts; None: the paper's length.
+    Text is cut at ``model_max_length``, by default the paper's.
     """
-    kind = find_task(task)
-    if kind.kind == "image":
+    if find_task(task).kind == "image":
         return None
-    place, manifest = prepared(task, folder)
-    length = kind.max_length if model_max_length is None else model_max_length
-    if "vocabulary" in manifest.facts:
+    vocabulary = prepared_vocabulary(*prepared(task, folder))
+    length = find_task(task).max_length if model_max_length is None else model_max_length
+    if vocabulary.unit == "symbol":
         return listops_tokenizer(model_max_length=length)
-    if manifest.facts.get("unit") == "word":
-        words = (place / manifest.build / VOCABULARY_FILE).read_bytes().decode().removesuffix("\n").split("\n")
-        return word_tokenizer(words, model_max_length=length)
-    return byte_tokenizer(shift=manifest.facts["shift"], model_max_length=length)
+    if vocabulary.unit == "word":
+        return word_tokenizer(vocabulary.tokens or (), model_max_length=length)
+    return byte_tokenizer(shift=vocabulary.shift, model_max_length=length)
 
 
 def _fast(tokenizer: Tokenizer, model_max_length: int | None, **options: Any) -> PreTrainedTokenizerFast:
