@@ -52,7 +52,7 @@ def test_help_and_usage_errors_do_not_import_torch(arguments: tuple[str, ...]) -
         ("--device", "cuda:x", "'cuda:x' is not one of cpu, cuda"),
         ("--variants", "mgk,softmin", "'softmin' is not one of softmax, linear"),
         ("--variants", ",", "give at least one of softmax, linear"),
-        ("--backends", "magic", "'magic' is not one of reference, blockwise"),
+        ("--backends", "magic", "'magic' is not one of reference, eager, blockwise"),
         ("--passes", "sideways", "'sideways' is not one of forward"),
         ("--json", "missing/figures.json", "does not exist"),
     ],

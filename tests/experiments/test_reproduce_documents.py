@@ -102,7 +102,9 @@ def test_a_filled_readme_has_numbers_of_the_tables(outputs, tmp_path):
     for name, table in outputs.tables.items():
         (place / f"{name}.json").write_text(json.dumps(table.to_json()))
     (place / "claims.json").write_text("{}")
-    text = fill("# A\n\n<!-- generated: summary -->\n<!-- end of generated: summary -->\n", outputs, "results")
+    parts = ("summary", "headlines")
+    empty = "".join(f"<!-- generated: {name} -->\n<!-- end of generated: {name} -->\n" for name in parts)
+    text = fill(f"# A\n\n{empty}", outputs, "results")
     assert check_numbers(text, tmp_path) > 40
     assert "claims, at preset `laptop`: " in text
 
@@ -113,7 +115,7 @@ def test_the_summary_names_the_tasks_of_the_average_alone(tmp_path):
         store.write(record("image", model, 0))
     found = gather(store, "laptop")
     assert "image" in found.tables["table1"].columns
-    text = fill("<!-- generated: summary -->\n<!-- end of generated: summary -->\n", found, "results")
+    text = fill("<!-- generated: headlines -->\n<!-- end of generated: headlines -->\n", found, "results")
     assert "Retrieval (PeerRead pairs in place of AAN), of 3 seeds" in text
 
 

@@ -3,11 +3,11 @@
 from dataclasses import replace
 
 from mgk._util.machine import peak_extra_bytes
-from mgk.bench.attention import reference_bytes
 from mgk.bench.calls import make_inputs, variant_work
 from mgk.bench.registry import MemorySettings
 from mgk.bench.runner import OnStep, Outcome
 from mgk.bench.timing import CPU, Steps, Work
+from mgk.bench.variants_by_backend import reference_bytes
 
 
 def run(settings: MemorySettings, on_step: OnStep) -> Outcome:

@@ -215,7 +215,7 @@ _RATIO_LEGEND = "ratio: to the baseline's time in the same round; median, min an
 BENCHMARKS: dict[str, Benchmark] = {
     "attention": Benchmark(
         AttentionSettings,
-        "attention:run",
+        "variants_by_backend:run",
         f"variant heads backend auto=is_auto {_RATIOS} MB=peak_extra_mb",
         "{passes}",
         f"{_RATIO_LEGEND} The baseline is softmax by torch. auto: the backend of 'auto'. MB: peak extra memory.",
