@@ -7,7 +7,7 @@ from mgk.experiments.model_analysis import LayerRanks, LayerUsage, ModelAnalysis
 from mgk.experiments.model_spec import ModelSpec
 from mgk.experiments.reproduce.registry import EXPERIMENTS, make_trial
 from mgk.experiments.result_store import DataNote, ResultStore, TrialResult
-from mgk.training.run_summary import RunSummary
+from mgk.training.run_dir import RunSummary
 
 EXAMPLES = 500
 LABELS = {

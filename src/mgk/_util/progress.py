@@ -70,6 +70,10 @@ class Progress:
             self._last_line = time.monotonic()
             print(f"{self.label}: {text}", file=sys.stderr, flush=True)
 
+    def restart(self, label: str) -> None:
+        """Another job begins; its time left is estimated from now."""
+        self.label, self._begin, self._created = label, None, time.monotonic()
+
     def note(self, text: str) -> None:
         """A line of its own that stays."""
         if self.is_shown:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from mgk._util.memory import peak_process_bytes
+from mgk._util.machine import peak_process_bytes
 from mgk.bench.registry import ListOpsSettings, PathfinderSettings, PicturesSettings, WikiTextSettings
 from mgk.bench.runner import OnStep, Outcome, Row
 from mgk.data import prepare

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from mgk._util.memory import peak_extra_bytes
+from mgk._util.machine import peak_extra_bytes
 from mgk.bench import calls, timing
 from mgk.bench.registry import PASSES, AttentionShape, KernelsSettings, Passes
 from mgk.bench.runner import BenchError, OnStep, Outcome, Row

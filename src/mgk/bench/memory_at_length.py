@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from mgk._util.memory import peak_extra_bytes
+from mgk._util.machine import peak_extra_bytes
 from mgk.bench.attention import reference_bytes
 from mgk.bench.calls import make_inputs, variant_work
 from mgk.bench.registry import MemorySettings

@@ -29,6 +29,6 @@ def main() -> None:
         else:
             print(f"mgk: this is a bug ({reason}); run it again with --debug for a report", file=sys.stderr)
     ranks = sys.modules.get("mgk.training.distributed")
-    if ranks is not None and ranks.expected() > 1:
-        ranks.leave(code)
+    if ranks is not None and ranks.num_launched() > 1:
+        ranks.hard_exit(code)
     sys.exit(code)

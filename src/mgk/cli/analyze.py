@@ -320,16 +320,13 @@ def _load(run: Path, split_: str) -> tuple["TaskData", "PreTrainedModel", Any]:
     if not (run / MODEL).is_dir():
         raise UsageError(f"{run}: this run is not finished: go on with mgk train --resume --out {run}")
 
-    from mgk.training.evaluation import load_model
-    from mgk.training.run import quiet
-    from mgk.training.tasks import open_data
+    from mgk.training.tasks import load_model, open_data
 
-    with quiet():
-        data = open_data(recipe.data)
-        if split_ not in data.manifest.splits:
-            splits = ", ".join(data.manifest.splits)
-            raise UsageError(f"{data.task.name} has no split {split_!r}; it has {splits}")
-        return data, load_model(run, data), data.split(split_)
+    data = open_data(recipe.data)
+    if split_ not in data.manifest.splits:
+        splits = ", ".join(data.manifest.splits)
+        raise UsageError(f"{data.task.name} has no split {split_!r}; it has {splits}")
+    return data, load_model(run, data.task), data.split(split_)
 
 
 def _first(rows: Any, count: int) -> list[Any]:

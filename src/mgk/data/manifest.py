@@ -11,8 +11,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from mgk._util.files import file_hash
 from mgk.data.errors import UsageError, fail
-from mgk.data.sources import Record, file_hash
+from mgk.data.sources import Record
 
 FORMAT = 2
 MANIFEST = "manifest.json"

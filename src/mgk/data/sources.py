@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
+from mgk._util.files import file_hash
 from mgk.data.errors import DataError, UsageError, check_text, fail
 
 _CHUNK = 1 << 22
@@ -243,12 +244,6 @@ def _raise(error: OSError) -> NoReturn:
 
 def _wanted(patterns: Iterable[str]) -> re.Pattern[str]:
     return re.compile(rf"(?:.*/)?(?:{'|'.join(patterns)})(?:\.gz)?")
-
-
-def file_hash(path: Path) -> str:
-    """The SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _corrupt(where: str, raw: IO[bytes], error: Exception) -> DataError:

@@ -131,13 +131,11 @@ def analyze_model(
     from mgk.analysis.attention_rank import rank_distributions
     from mgk.analysis.mixture_usage import mixture_usage
     from mgk.analysis.redundancy import redundancy
-    from mgk.training.evaluation import load_model
-    from mgk.training.run import quiet
-    from mgk.training.tasks import count, open_data
+    from mgk.training.tasks import count, load_model, open_data, quiet
 
     with quiet():
         data = open_data(trial.recipe.data)
-        model = load_model(run, data)
+        model = load_model(run, data.task)
         test = data.split("test")
         # the first segment of running text begins it: its maps are not typical
         number = min(1, count(test) - 1) if data.is_language else _typical_example(test)
@@ -178,11 +176,9 @@ def inspect_models(runs: Mapping[str, Path], send: Callable[[Any], None] = lambd
     """FLOPs and attention maps of the models of finished runs of one task, by the name of the model."""
     from mgk.analysis.attention_maps import attention_maps
     from mgk.analysis.cost_model import Sizes, forward_flops
-    from mgk.training.evaluation import load_model
     from mgk.training.recipe import read_recipe
-    from mgk.training.run import quiet
     from mgk.training.run_dir import RECIPE
-    from mgk.training.tasks import lengths, open_data
+    from mgk.training.tasks import lengths, load_model, open_data, quiet
 
     with quiet():
         data = open_data(read_recipe(next(iter(runs.values())) / RECIPE).data)
@@ -194,7 +190,7 @@ def inspect_models(runs: Mapping[str, Path], send: Callable[[Any], None] = lambd
         length = tokens if all_lengths is None else round(float(all_lengths.mean()))
         maps, flops = {}, {}
         for name, run in runs.items():
-            model = load_model(run, data)
+            model = load_model(run, data.task)
             length = model.config.num_patches or length
             sizes = Sizes.from_config(model.config, length=length, head=HEAD_OF_KIND[data.task.kind])
             flops[name] = forward_flops(sizes)

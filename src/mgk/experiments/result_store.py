@@ -20,7 +20,7 @@ from mgk.experiments.model_analysis import ModelAnalysis
 from mgk.experiments.trials import Trial
 from mgk.training.errors import TrainingError
 from mgk.training.recipe import PRESETS, Recipe
-from mgk.training.run_summary import RunSummary
+from mgk.training.run_dir import RunSummary
 
 TRIALS, ANALYSIS, FIGURES, TABLES = "trials", "analysis", "figures", "tables"
 # Of a curve: no screen shows more, and the file stays small.

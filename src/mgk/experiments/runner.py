@@ -22,10 +22,9 @@ from mgk._util.signals import forwarding
 from mgk.experiments.plan import Plan
 from mgk.experiments.result_store import ResultStore, TrialResult
 from mgk.experiments.trials import Trial, changes
-from mgk.training.checkpoints import CHECKPOINTS
 from mgk.training.errors import TrainingError
 from mgk.training.recipe import read_recipe
-from mgk.training.run_dir import BEST, RECIPE
+from mgk.training.run_dir import BEST, CHECKPOINTS, RECIPE
 
 # Imported once, for all trials.
 _PRELOAD = [

@@ -80,6 +80,12 @@ def positive_int(name: str, value: object) -> None:
         raise ValueError(f"{name} must be at least 1, got {value}")
 
 
+def positive_ints(**sizes: object) -> None:
+    """Each size is a whole number from 1 up."""
+    for name, value in sizes.items():
+        positive_int(name, value)
+
+
 def log_prior(value: Any, query: Tensor, shape: tuple[int, ...]) -> Tensor | None:
     """None, or a 4-D float tensor broadcastable to (B, H, M, S)."""
     return None if value is None else _mixture_parameter("log_prior", value, query, shape)

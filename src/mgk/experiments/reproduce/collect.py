@@ -13,10 +13,8 @@ from mgk.experiments.model_spec import ModelSpec
 from mgk.experiments.reproduce.published import LRA
 from mgk.experiments.result_store import DataNote, TrialResult, thinned
 from mgk.experiments.trials import Trial
-from mgk.training.metrics import read_metrics
 from mgk.training.recipe import Recipe, load_recipe, read_recipe
-from mgk.training.run_dir import ENVIRONMENT, RECIPE
-from mgk.training.run_summary import SUMMARY, read_correct, read_summary
+from mgk.training.run_dir import ENVIRONMENT, RECIPE, SUMMARY, read_correct, read_metrics, read_summary
 from mgk.training.tasks import Batch, TaskData, count, open_data
 
 # Training pairs of the ACL Anthology Network in LRA's release.

@@ -10,10 +10,10 @@ from mgk.functional.backends import register, select
 from mgk.functional.mixture import em_statistics, reference
 from mgk.functional.mixture.backends.blockwise import Blockwise
 from mgk.functional.mixture.backends.cpu import Cpu
-from mgk.functional.mixture.backends.eager import Eager, Reference
 from mgk.functional.mixture.backends.sdpa import Sdpa
 from mgk.functional.mixture.em_statistics import MStep
 from mgk.functional.mixture.inputs import AttentionInputs, validate_inputs
+from mgk.functional.mixture.reference import Eager, Reference
 from mgk.functional.validation import without_autocast
 from mgk.variants import EStep, Kernel
 
