@@ -57,11 +57,11 @@ def files_of(call: Callable[[], object]) -> list[str]:
     return sorted(str(path.relative_to(PACKAGE)) for path in map(Path, found) if path.is_relative_to(PACKAGE))
 
 
-def attention() -> None:
+def attention() -> list[str]:
     """``mgk.mixture_attention``, forward and backward, by the fused kernels where they are built."""
     query = torch.randn(1, 2, 256, 16, requires_grad=True)
     keys, value = torch.randn(1, 2, 2, 256, 16), torch.randn(1, 2, 256, 16)
-    mixture_attention(query, keys, value).sum().backward()
+    return files_of(lambda: mixture_attention(query, keys, value).sum().backward())
 
 
 def command(*arguments: str) -> None:
@@ -82,13 +82,17 @@ def temporary_folder() -> Iterator[Path]:
         yield Path(name)
 
 
-def train() -> None:
-    """``mgk train listops --preset smoke``."""
+def train() -> list[str]:
+    """``mgk train listops --preset smoke``, the data prepared."""
+    from mgk.training.recipe import load_recipe
+    from mgk.training.tasks import open_data
+
     with temporary_folder() as folder:
-        command("train", "listops", "--preset", "smoke", "--out", str(folder / "run"))
+        open_data(load_recipe("listops", "smoke").data)
+        return files_of(lambda: command("train", "listops", "--preset", "smoke", "--out", str(folder / "run")))
 
 
-def reproduce() -> None:
+def reproduce() -> list[str]:
     """``mgk reproduce table1 --preset smoke --tasks listops --seeds 1``."""
     from mgk.experiments import runner
 
@@ -105,15 +109,15 @@ def reproduce() -> None:
 
     with temporary_folder() as folder, mock.patch.object(runner, "run_isolated", in_this_process):
         options = ("--preset", "smoke", "--tasks", "listops", "--seeds", "1", "--results", str(folder / "results"))
-        command("reproduce", "table1", *options)
+        return files_of(lambda: command("reproduce", "table1", *options))
 
 
-WALKS: dict[str, Callable[[], None]] = {"attention": attention, "train": train, "reproduce": reproduce}
+WALKS: dict[str, Callable[[], list[str]]] = {"attention": attention, "train": train, "reproduce": reproduce}
 
 
 def count(name: str) -> list[str]:
     """The files of a walk, below the folder in which they are counted."""
-    return [file for file in files_of(WALKS[name]) if file.startswith(LIMITS[name][1])]
+    return [file for file in WALKS[name]() if file.startswith(LIMITS[name][1])]
 
 
 if __name__ == "__main__":

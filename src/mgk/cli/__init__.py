@@ -5,9 +5,9 @@ import traceback
 
 
 def main() -> None:
-    """Run the command; exit with 1 and the name of the extra where that is not installed."""
+    """Run the command; without its extra, exit with 1 and say so."""
     try:
-        import rich  # noqa: F401  needed later for tables and progress; checked before any work
+        import rich  # noqa: F401  needed later; checked before any work
 
         from mgk.cli.app import app
     except ModuleNotFoundError as error:

@@ -24,10 +24,7 @@ class Outputs:
     """All that a page is made of, at a preset.
 
     Attributes:
-        results: of experiments, with the analyses of models, by task, model and seed.
-        records: the results of experiments.
         others: results of no experiment, of a folder of runs.
-        folder: of the results; None where there is none.
     """
 
     results: ExperimentResults

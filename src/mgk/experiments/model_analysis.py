@@ -1,7 +1,7 @@
-"""Analysis of trained models in small arrays: attention maps, ranks, head similarity, use of components.
+"""Analysis of trained models in small arrays: maps, ranks, head similarity, components.
 
-The analysis is made right after a trial that a figure asks for, so that figures can be drawn anew without the run. Does
-not import torch until a model is analyzed.
+Made right after a trial that a figure needs, so that figures can be drawn without the
+run. Does not import torch until a model is analyzed.
 """
 
 import base64
@@ -80,10 +80,8 @@ class ModelAnalysis:
     """The analysis of one model.
 
     Attributes:
-        trial: of the model.
         tokens: of the example that the maps are of.
         maps: averaged down; stored in steps of 1/255 of each map's largest weight.
-        ranks: a distribution a layer.
         head_similarity: mean similarity of two heads of a layer, for each of some examples; empty for one head.
         usage: of the components of a mixture, a layer each.
     """
@@ -103,10 +101,7 @@ class Inspection:
 
     Attributes:
         flops: of the forward pass of one example of mean length, by the name of the model.
-        length: that length.
-        maps: of the example, by the name of the model.
         example: its text, truncated; of images a description.
-        tokens: of the example.
     """
 
     flops: dict[str, Quantity]
@@ -122,10 +117,7 @@ def analyze_model(
     """The analysis of the model of a finished run.
 
     Args:
-        trial: that the run is of.
-        run: its folder.
         rank_samples: attention matrices of each layer whose ranks are taken.
-        on_step: called with how many examples of how many are done.
     """
     from mgk.analysis.attention_maps import attention_maps
     from mgk.analysis.attention_rank import rank_distributions

@@ -48,13 +48,9 @@ class ModelSpec:
     """A variant of attention and its options; everything else follows from the recipe.
 
     Attributes:
-        attention: the variant.
-        heads: their number.
         mixtures: M; softmax and linear attention have one key and ignore it.
         e_step: "soft" (settings A and B of Section 3.3) or "hard" (C).
         prior: "learned" (A and C), "em" (B) or "uniform".
-        variance: "constant", "learned" or "em".
-        feature_map: "elu", "favor" or "dpfp", of the linear variants.
     """
 
     attention: str

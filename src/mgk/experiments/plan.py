@@ -52,7 +52,6 @@ class Plan:
 
     Attributes:
         trials: all of them, each once, in the order in which they run.
-        commands: the command that makes each trial.
         analyzed: the trials whose model is analyzed, because a figure shows it.
         rank_samples: attention matrices of each layer whose ranks the analysis takes.
         overwrite: which results to replace: none, those measured with another recipe, or all.
@@ -113,14 +112,8 @@ def comparison_plan(
     """The trials of a comparison, the baseline first for every seed: recipes that differ in model and seed alone.
 
     Args:
-        task: of the recipes.
-        baseline: what the candidates are compared to.
-        candidates: the other models.
-        preset: of the recipes.
         seeds: trials of each model, with the seeds 0, 1, ...
         overrides: fields of all recipes, by path; a "seed" is the first of the seeds.
-        command: that makes the comparison.
-        overwrite: train finished trials anew.
     """
     models = list(dict.fromkeys([baseline, *candidates]))
     if len(models) < 2 or len(models) != 1 + len(candidates):

@@ -1,7 +1,7 @@
-"""The store of results: one small JSON file a trial, shared by all tables and figures. Does not import torch.
+"""The store of results: one small JSON file a trial. Does not import torch.
 
-``RESULTS/trials/PRESET/TASK/MODEL-seed-N.json`` holds what tables and curves need, and ``RESULTS/analysis/...`` the
-analysis of the model (:mod:`mgk.experiments.model_analysis`). Every page can be made anew from them, without the runs.
+``RESULTS/trials/PRESET/TASK/MODEL-seed-N.json`` has what tables and curves need,
+``RESULTS/analysis/...`` the analysis of the model. Pages are made from them alone.
 """
 
 import base64
@@ -49,9 +49,7 @@ class DataNote:
     """What a trial was trained on.
 
     Attributes:
-        label: for a column of a table.
         is_papers: whether it is the paper's data at its size; False for substitutes, shorter inputs and samples.
-        is_synthetic: whether it is a synthetic sample.
         chance: the accuracy of the majority-class baseline; for running text, the perplexity of a unigram model.
         examples: of each split, as many as are used; of running text, tokens.
     """
@@ -68,17 +66,9 @@ class TrialResult:
     """What a trial measured.
 
     Attributes:
-        trial: the trial.
-        recipe: that it was trained with.
-        summary: of its run.
-        data: what it was trained on.
         losses: of training, thinned by averaging.
         validation: the metric on the split that is evaluated during training.
         correct: whether each test example was classified correctly; None for language models.
-        machine: where, with which versions, commit and date.
-        command: that makes it.
-        jobs: how many trials ran at once.
-        seconds: of the whole trial.
     """
 
     format: Literal[1] = 1

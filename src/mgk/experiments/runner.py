@@ -1,9 +1,8 @@
-"""Runs trials, each in a process of its own, so that its memory and its threads are its alone.
+"""Runs trials, each in a process of its own, with its own memory and threads.
 
-A trial that has a result is not run again; one that was interrupted continues from its last checkpoint. The processes
-are forked from a server that has imported torch and transformers and nothing more: each starts at once, with the same
-memory in use. Where the system cannot fork, each imports them anew. A pool of processes would not do: when one worker
-is killed, it ends all others.
+A trial that has a result is not run again; an interrupted one resumes. Processes are
+forked from a server that has imported torch and transformers, so each starts at once.
+A process pool would not do: when one worker is killed, it ends all others.
 """
 
 import multiprocessing
@@ -64,9 +63,7 @@ def run_plan(
     """Run the trials that are missing.
 
     Args:
-        plan: the trials.
         store: where results go, each as soon as its trial is done.
-        runs: the folder of the runs.
         jobs: trials at once, which share the cores.
         on_progress: called with a trial and the part of it that is done, from 0 to 1.
         on_done: called with the result of every trial that was run.
@@ -93,11 +90,6 @@ class _Job:
     """A trial and how it is run.
 
     Attributes:
-        trial: the trial.
-        store: where its result goes.
-        run: the folder of its run.
-        command: that makes it.
-        jobs: trials at once.
         rank_samples: of the analysis of its model; 0 for none.
         is_anew: whether to train anew what is finished.
     """
@@ -166,10 +158,6 @@ def run_isolated(
 
     Args:
         function: of a module, which the new process can import; ``send`` takes messages for ``on_message``.
-        calls: the arguments of each call.
-        jobs: processes at once.
-        on_message: called here with every message.
-        on_result: called here with every result.
 
     Raises:
         Interrupted: after a signal.

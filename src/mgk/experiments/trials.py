@@ -17,10 +17,6 @@ class Trial:
     """One model on one task with one seed.
 
     Attributes:
-        preset: of the recipe.
-        task: of the recipe.
-        model: what is trained.
-        seed: of the recipe.
         overrides: further fields of the recipe, by path. Not stored and not compared: results keep the whole recipe.
     """
 

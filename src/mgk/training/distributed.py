@@ -87,10 +87,9 @@ def is_lost(error: Exception) -> bool:
 def hard_exit(code: int) -> NoReturn:
     """End this process, one of several ranks, without finalizing the interpreter.
 
-    A gloo thread releases the tensors of a collective some time after it is done, and needs the interpreter's lock for
-    that. While the interpreter finalizes, a thread that asks for the lock is ended inside a C++ destructor, which
-    aborts the process. Destroying the process group does not help: a traceback or a wrapped model that holds it keeps
-    its threads alive. Other ranks are not waited for, as they may have failed.
+    A gloo thread may still release tensors; while the interpreter finalizes, taking its
+    lock inside a C++ destructor aborts the process. Destroying the group does not help:
+    whatever holds it keeps its threads alive. Other ranks are not waited for.
     """
     if code == 0 and dist.is_initialized() and dist.get_backend() != "gloo":
         dist.destroy_process_group()  # collectives of a device may be in flight

@@ -33,7 +33,6 @@ class Perplexity:
         window: tokens that a prediction sees at most.
         stride: tokens between two windows; equal to the window, the text is cut into segments. The last ``stride``
             positions of a window count, of the first one all.
-        tokens: that were predicted.
         text_tokens: of the split; more than ``tokens`` + 1 where only its beginning was used.
         loss: the mean, in nats.
     """
@@ -65,14 +64,11 @@ class Evaluation:
     """The metrics of a model on a split.
 
     Attributes:
-        data: the name of the data set.
         metric: "accuracy" or "perplexity", by segments.
         loss: the mean over examples or tokens.
         examples: how many; of running text, tokens.
-        interval: of the accuracy.
         correct: whether each example was right, in the order of the data.
         confusion: how many of each class (row) were predicted as each class (column).
-        perplexity: by segments.
         sliding: by the sliding window, where it was asked for.
     """
 
@@ -108,13 +104,11 @@ def evaluate(
     Options that are None are the recipe's.
 
     Args:
-        run: its folder.
         split: "train", "validation" or "test".
         batch_size: examples at a time; results do not depend on it.
         window: of the sliding window, in tokens.
         stride: tokens between two windows; 1 is the paper's. None here and in the recipe: no sliding window.
         max_tokens: how much of the text it slides over; 0 for all.
-        on_step: called with how many steps of how many are done.
     """
     recipe = read_recipe(run / RECIPE)
     data = open_data(recipe.data)
@@ -230,11 +224,8 @@ def perplexity(
 
     Args:
         token_losses: takes inputs and targets (B, W) and returns -log p of every target, anything where it is -100.
-        tokens: of the text.
-        window: W.
         stride: tokens between two windows, from 1 to W; see :func:`mgk.data.sliding_window_loss`.
         batch_size: windows at a time; the result does not depend on it beyond rounding.
-        on_step: called with how many windows of how many are done.
 
     Returns:
         The perplexity, over all ranks.

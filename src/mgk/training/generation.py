@@ -36,15 +36,12 @@ def generate(
     """The prompt and its continuation.
 
     Args:
-        run: the folder of a finished run.
         prompt: what the text begins with; the end of a line if empty.
         on_text: called with each piece of the text as soon as it is final.
-        max_new_tokens: tokens to generate.
         temperature: logits are divided by it.
         top_k: sample from the most likely tokens only; 0 for all.
         top_p: sample from the most likely tokens whose probabilities sum up to this.
         greedy: take the most likely token instead of sampling.
-        seed: of the samples.
         on_note: called with notes, such as words that the model does not know.
     """
     recipe = read_recipe(run / RECIPE)

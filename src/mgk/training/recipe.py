@@ -1,7 +1,7 @@
-"""Recipes: everything that determines a run, as YAML. Does not import torch: the command line checks a recipe at once.
+"""Recipes: everything that determines a run, as YAML. Does not import torch.
 
-The file ``recipes/TASK.yaml`` has a section for each preset. ``paper`` comes first and the others override it. A file
-may extend another one (``extends``), whose presets it overrides.
+``recipes/TASK.yaml`` has a section for each preset; ``paper`` comes first and the
+others override it. A file may extend another one (``extends``).
 """
 
 import re

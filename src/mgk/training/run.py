@@ -66,12 +66,8 @@ def train(
     checkpoint and raise ``Interrupted``.
 
     Args:
-        recipe: everything that determines the run.
-        out: the folder of the run.
         resume: go on from the newest valid checkpoint in it; the summary of a finished run is returned.
         overwrite: delete a run that is there.
-        on_step: called with how many steps of how many are done.
-        on_log: called with each line of metrics.
         on_test: called with how many steps of the test at the end are done.
         on_note: called with notes for the user, such as a checkpoint that is corrupt.
 

@@ -24,20 +24,12 @@ class Result:
     """One model.
 
     Attributes:
-        name: ``mgk:4``.
-        title: ``mgk with 4 heads``.
-        parameters: of the model.
         flops: of the forward pass of one example, by the cost model.
-        flops_formula: in symbols and numbers.
         seconds_per_step: the median over steps, and over seeds.
         peak_memory_bytes: beyond what was in use before training, the most over seeds; None: not measured.
-        values: the metric on the test split, by seed.
-        score: their mean, with its 95% interval.
-        losses: of training, a curve for each seed.
         validation: the metric on the split that is evaluated during training, a curve for each seed.
         paired: the difference to the baseline, example by example; None for the baseline and for perplexities.
         gap: the difference to the baseline of a perplexity, seed by seed.
-        runs: the names of the run folders, by seed.
     """
 
     name: str
@@ -61,20 +53,10 @@ class Comparison:
     """All models, the baseline first.
 
     Attributes:
-        task: the recipe's.
         data: the data set's; "synthetic-..." is a synthetic sample.
-        preset: the recipe's.
-        metric: "accuracy" or "perplexity".
         chance: the accuracy of the majority-class baseline; None for perplexities.
         test_examples: how many; tokens of running text.
         length: tokens of the example that the FLOPs are for, the mean of the test split.
-        steps: of every run.
-        seeds: of the runs of each model.
-        results: of the models.
-        command: that made this.
-        machine: where, with which versions.
-        date: UTC, ISO 8601.
-        recipe: of the baseline's first run, as YAML.
     """
 
     format: Literal[1] = 1

@@ -81,9 +81,10 @@ def png(data: bytes, alt: str) -> Markup:
 def page(title: str, parts: Iterable[str]) -> str:
     """The whole document: one file without network access, light and dark, from a phone's width up."""
     style = files("mgk.experiments.render").joinpath("style.css").read_text("utf-8")
-    return Markup(
+    document = Markup(
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="color-scheme" content="light dark">\n<link rel="icon" href="data:,">\n'
         "<title>{0}</title>\n<style>\n{1}</style>\n</head>\n<body>\n<main>\n<h1>{0}</h1>\n{2}\n</main>\n</body>\n</html>\n"
     ).format(title, Markup(style), join(parts))
+    return str(document)  # not Markup, whose methods escape their arguments

@@ -35,9 +35,7 @@ def collect_result(run: Path, *, command: str | None = None, jobs: int = 1, seco
     """The result of a finished run.
 
     Args:
-        run: its folder.
         command: that made it; the one that started the run if None.
-        jobs: how many trials ran at once.
         seconds: that it took, if it was not interrupted.
     """
     recipe, summary, lines = read_recipe(run / RECIPE), read_summary(run), read_metrics(run)

@@ -1,8 +1,7 @@
-"""Every table and figure of the paper, and ours, as an experiment: its models and tasks. Does not import torch.
+"""Every table and figure as an experiment: its models and tasks. Does not import torch.
 
-``experiments.yaml`` declares them. On the laptop the tables have the rows with 2 and 1 heads. What the paper shows with
-8 and 4 heads (Table 3 and its figures) or with 4 and 2 (Figures 2 and 8) is 2 and 1 there, and WikiText-2 takes the
-place of WikiText-103.
+``experiments.yaml`` declares them. On the laptop, rows have 2 and 1 heads, and
+WikiText-2 takes the place of WikiText-103.
 """
 
 from collections.abc import Mapping, Sequence
@@ -47,12 +46,9 @@ class Experiment:
     """One table or figure.
 
     Attributes:
-        id: the name on the command line.
         kind: a table; curves over training; maps, ranks and heads of trained models; or costs by formula.
-        title: one line.
         claim: what the paper says it shows; of ours, the question.
         models: as in the paper, from top to bottom.
-        tasks: by default.
         more_tasks: that can be chosen besides.
         is_language: whether the task is WikiText: 103 in the paper, 2 on the laptop.
         shrink: on the laptop, the divisor of the number of heads; None keeps the rows with 2 and 1 heads.

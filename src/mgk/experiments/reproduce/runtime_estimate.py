@@ -34,9 +34,9 @@ class Estimate:
 def estimate(trials: Sequence[Trial], store: ResultStore) -> dict[Trial, Estimate]:
     """The time that each trial takes, one at a time.
 
-    Based on trials of the same model and task on such a machine, with any seed; else on the FLOPs of the cost model and
-    the rate that other trials reached, of the task or else of the model; else on the rate of one layer of the model,
-    which is timed now. Inputs are taken at full length, so the estimate is high for texts.
+    From trials of the same model and task on such a machine; else from the FLOP rate of
+    other trials of the task or the model; else from one layer that is timed now. Inputs
+    count at full length, so the estimate is high for texts.
     """
     results = _on_this_machine(result for preset in {t.preset for t in trials} for result in store.results(preset))
     found = {}

@@ -36,15 +36,13 @@ def mixture_attention(
 ) -> Tensor:
     r"""h_i = sum_j A_ij v_j with A_ij = sum_r pi_jr e_ijr / sum_j' sum_r pi_j'r e_ij'r (Eq. 9 and 10).
 
-    e_ijr is exp(-|q_i - k_jr|^2 / (2 sigma_jr^2)) for the Gaussian kernel and exp(q_i . k_jr / sigma_jr^2) for the
-    dot kernel (Eq. 8).
+    e_ijr = exp(-|q_i - k_jr|^2 / (2 sigma_jr^2)), or exp(q_i . k_jr / sigma_jr^2) for the dot kernel (Eq. 8).
 
     Args:
         query: (B, H, L, D).
         keys: (B, H, M, S, D), the means of the M Gaussians of each of S positions.
         value: (B, H, S, E).
-        log_prior: log pi_jr, 4-D, broadcastable to (B, H, M, S), used as given; -inf removes a component. None:
-            uniform.
+        log_prior: log pi_jr, 4-D, broadcastable to (B, H, M, S); -inf removes a component. None: uniform.
         variance: sigma_jr^2, a number or 4-D, broadcastable to (B, H, M, S). None: sqrt(D).
         kernel: "gaussian" (Eq. 9) or "dot" (Eq. 8).
         e_step: "soft", or "hard": max_r e_ijr in place of the sum over r (Eq. 12), which ignores the prior.
@@ -78,7 +76,7 @@ def shifted_mixture_attention(
     dropout_p: float = 0.0,
     backend: str = "auto",
 ) -> Tensor:
-    r"""h_i = sum_j A_ij v_j (Eq. 9 and 10) with shifted keys k_jr = k_j + b_r (sMGK): q.k is needed once for all r.
+    r"""h_i = sum_j A_ij v_j (Eq. 9, 10) with shifted keys k_jr = k_j + b_r: q.k is needed once for all r.
 
     Args:
         query: (B, H, L, D).
@@ -87,11 +85,11 @@ def shifted_mixture_attention(
         value: (B, H, S, E).
         log_prior: log pi, (H, M) or 4-D, broadcastable to (B, H, M, S). None: uniform.
         variance: sigma^2, a number, (H, M), or 4-D, broadcastable to (B, H, M, S). None: sqrt(D).
-        kernel: "gaussian" (Eq. 9) or "dot" (Eq. 8), which needs a variance that depends on r: else the shifts cancel.
-        e_step: "soft", or "hard": max_r e_ijr in place of the sum over r (Eq. 12), which ignores the prior.
-        attn_mask: bool, True takes part, or an additive float; broadcastable to (B, H, L, S).
+        kernel: "gaussian" (Eq. 9) or "dot" (Eq. 8), which needs a variance that depends on r.
+        e_step: "soft" or "hard" (Eq. 12), which ignores the prior.
+        attn_mask: bool, True takes part, or an additive float.
         is_causal: query i sees keys j <= i + (S - L).
-        dropout_p: the probability of dropping a position weight A_ij; rows are not renormalised.
+        dropout_p: the probability of dropping a position weight.
         backend: "auto" or a name from :func:`available_backends`.
 
     Returns:
@@ -164,11 +162,11 @@ def m_step(
     is_causal: bool = False,
     query_mask: Tensor | None = None,
 ) -> MStep:
-    """N_jr = sum_i gamma_ijr, pi_jr = N_jr / N_j, and the means and variances of Eq. 13 (with the 1/D of D dimensions).
+    """N_jr = sum_i gamma_ijr, pi_jr = N_jr / N_j, and the means and variances of Eq. 13.
 
-    Needs no N x N memory, and is outside autograd. ``query_mask`` (B, L), True takes part, excludes padding. The other
-    arguments are those of :func:`mixture_attention`. Without evidence (N_jr = 0) prior, key and variance keep their
-    values.
+    Variances have the 1/D of D dimensions. Needs no N x N memory; outside autograd.
+    ``query_mask`` (B, L), True takes part, excludes padding. Without evidence (N_jr = 0)
+    prior, key and variance keep their values. Other arguments: :func:`mixture_attention`.
     """
     options: dict[str, Any] = {"kernel": kernel, "e_step": e_step, "attn_mask": attn_mask, "is_causal": is_causal}
     inputs = validate_inputs(query, keys, log_prior=log_prior, variance=variance, **options)

@@ -1,17 +1,18 @@
-"""The score of a pair as a product of features, and the torch operators of backends that compute from the features.
+"""The score of a pair as a product of features, and the operators that use them.
 
-    s_ijr = query_i . keys_jr + query_bias_ir + key_bias_jr,   up to a term of i alone, which cancels in the softmax.
+    s_ijr = query_i . keys_jr + query_bias_ir + key_bias_jr
 
-Gaussian kernel, expanded about the mean key c (identity 1):
+up to a term of i alone, which cancels in the softmax. Gaussian kernel, expanded about
+the mean key c (identity 1), x = q - c, y = k - c:
 
-    -|q - k|^2 / (2 sigma^2) = (q-c).(k-c) / sigma^2 - |k-c|^2 / (2 sigma^2) - |q-c|^2 / (2 sigma^2)
+    -|q - k|^2 / (2 sigma^2) = (x.y - |y|^2 / 2 - |x|^2 / 2) / sigma^2
 
-The last term is of i alone if sigma is common. Otherwise the part that the components do not share is one more feature.
-Shifted keys (identity 2): the product q.k is the same for all r, and the shifts enter the two biases.
+The last term is of i alone if sigma is common; otherwise the part that components do
+not share is one more feature. Shifts enter the two biases (identity 2).
 
-A variance and a prior that the positions of a component share are a factor and an addend of its scores, a_ir s_ijr +
-b_ir with a = 1 and b = 0. Their gradients, sum_j ds_ijr s_ijr and sum_j ds_ijr, are sums over the scores: more precise
-than through the features, whose gradients are large and nearly cancel.
+A variance and a prior shared by the positions of a component are a factor and an
+addend of its scores, a_ir s_ijr + b_ir with a = 1, b = 0. Their gradients are sums
+over the scores, more precise than through the features, which nearly cancel.
 """
 
 from typing import Any, NamedTuple
@@ -36,10 +37,10 @@ class ScoreFeatures(NamedTuple):
 
 
 def score_features(inputs: AttentionInputs, with_affine: bool = False) -> ScoreFeatures:
-    """The features of inputs at full precision, with ``score_affine`` where a learned variance allows it.
+    """The features at full precision, with ``score_affine`` where a variance is learned.
 
-    Where sigma^2 is learned they are computed in float64: its gradient sums what flows back through them, so neither
-    their rounding nor that of the sum may add to the rounding of the scores.
+    Then they are made in float64: the gradient of sigma^2 sums what flows back through
+    them, so their rounding must not add to that of the scores.
     """
     if not needs_grad(inputs.variance):
         return _features(inputs)
@@ -57,10 +58,10 @@ def _is_affine(inputs: AttentionInputs) -> bool:
 
 
 def _with_affine(inputs: AttentionInputs) -> ScoreFeatures:
-    """The features of a constant variance and prior, sigma_0^2 and pi_0: s_0 = x / sigma_0^2 + log pi_0.
+    """The features of a constant variance and prior, s_0 = x / sigma_0^2 + log pi_0.
 
-    a = sigma_0^2 / sigma^2 and b = log pi - a log pi_0 make a s_0 + b = x / sigma^2 + log pi. The features leave y_i
-    out of s_0, and a y_i is of i alone only while a = 1: b takes (a - 1) y_i. A prior of positions stays in key_bias.
+    a = sigma_0^2 / sigma^2 and b = log pi - a log pi_0 make a s_0 + b = x / sigma^2 +
+    log pi. The features leave y_i out of s_0, so b takes (a - 1) y_i.
     """
     assert isinstance(inputs.variance, Tensor)
     constant = inputs._replace(variance=inputs.variance.detach())

@@ -78,10 +78,10 @@ class AttentionInputs(NamedTuple):
         return self._replace(attn_mask=None, log_prior=mask if self.log_prior is None else self.log_prior + mask)
 
     def with_normalised_prior(self) -> "AttentionInputs":
-        """The same inputs with sum_r pi_r = 1 where the prior is shared by all positions: no output depends on its sum.
+        """The same inputs with sum_r pi_r = 1 where all positions share the prior.
 
-        Its gradient over r therefore sums to 0. Taken through the normalisation it does so exactly, in spite of the
-        rounding errors of the L S terms of each component's gradient.
+        No output depends on the sum, so the gradient over r sums to 0: through the
+        normalisation exactly, in spite of rounding.
         """
         prior = self.log_prior
         if prior is None or prior.shape[3] != 1 or not needs_grad(prior):
@@ -101,11 +101,11 @@ class AttentionInputs(NamedTuple):
         )
 
     def centre(self) -> Tensor:
-        """The point c (B, H, 1, D) that distances are expanded about: the mean of the keys that take part.
+        """The point c (B, H, 1, D) that distances are expanded about: the mean live key.
 
-        Any c gives the same scores, so no gradient flows through it; a c among the keys keeps them precise. Under
-        causality it is the first key that takes part, so that no later key, however large, affects an earlier output,
-        or 0 where that key is near 0.
+        Any c gives the same scores, so no gradient flows through it. Under causality it is
+        the first live key, so that no later key affects an earlier output, or 0 where that
+        key is near 0.
         """
         keys = self.keys.detach()
         if self.log_prior is None or self.log_prior.shape[3] == 1:

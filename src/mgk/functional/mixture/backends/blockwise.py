@@ -1,10 +1,10 @@
-"""Mixture attention in blocks of queries and keys with a running log-sum-exp: pure PyTorch, every option, memory O(N).
+"""Mixture attention in blocks with a running log-sum-exp: every option, memory O(N).
 
-Forward, for a block of queries, over the blocks of keys: m <- max(m, s), p_ij = sum_r exp(s_ijr - m_i) (soft) or
-exp(max_r s_ijr - m_i) (hard), l <- l exp(m_old - m) + sum_j p_ij, o likewise with p_ij v_j; h = o / l.
-Backward recomputes the scores: with P_ijr = exp(s_ijr - m_i) / l_i, dP_ij = dh_i . v_j and delta_i = dh_i . h_i,
-ds_ijr = P_ijr (dP_ij - delta_i), for the winner alone if the E-step is hard. The gradient of ``score_affine`` is in
-``_AffineGradient``.
+Forward, over the blocks of keys: m <- max(m, s), p_ij = sum_r exp(s_ijr - m_i), or
+exp(max_r s_ijr - m_i) if hard, l <- l exp(m_old - m) + sum_j p_ij, o likewise with
+p_ij v_j; h = o / l. Backward recomputes the scores: P_ijr = exp(s_ijr - m_i) / l_i,
+dP_ij = dh_i . v_j, delta_i = dh_i . h_i, ds_ijr = P_ijr (dP_ij - delta_i), for the
+winner alone if hard. ``_AffineGradient`` has the gradient of ``score_affine``.
 """
 
 from functools import partial

@@ -1,11 +1,11 @@
-"""Soft mixtures through ``torch.nn.functional.scaled_dot_product_attention``: its fused kernels, O(N) memory, autograd.
+"""Soft mixtures through ``torch.nn.functional.scaled_dot_product_attention``.
 
-Identity 1, M * S keys. h_i = sum_(j,r) softmax_(j,r)(q~_i . k~_jr + key_bias_jr) v_j: queries [q~, 1], keys
-[k~_jr, key_bias_jr] and the values repeated M times.
+Identity 1, M * S keys: queries [q~, 1], keys [k~_jr, key_bias_jr], values repeated.
 
-Identity 2, S keys (sMGK). sum_r exp(s_ijr) = exp(base_ij) (u_i . w_j) with u_ir and w_jr the exponentials of the biases
-less their largest component, max_r key_bias moved into the base: values [w_jr v_j, w_jr] over r, then sum_r u_ir
-numerator_ir / sum_r u_ir denominator_ir. u.w underflows where both spreads over r are large: then identity 1.
+Identity 2, S keys (sMGK): sum_r exp(s_ijr) = exp(base_ij) (u_i . w_j), with u and w
+the exponentials of the biases less their largest component. Values [w_jr v_j, w_jr]
+over r, then sum_r u_ir numerator_ir / sum_r u_ir denominator_ir. u.w underflows where
+both spreads over r are large: then identity 1.
 """
 
 import math
