@@ -1,4 +1,5 @@
 import os
+from pathlib import Path
 
 # oneDNN takes AMX where the processor has it and dies of SIGILL where a virtual machine does not grant it.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
@@ -22,3 +23,22 @@ def _threads() -> None:
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="module")
+def own_data_folder(tmp_path_factory):
+    """Data are prepared in a folder of the module's tests, by one thread."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MGK_DATA", str(tmp_path_factory.mktemp("data")))
+        patch.setenv("OMP_NUM_THREADS", "1")
+        yield
+
+
+@pytest.fixture(scope="session")
+def committed():
+    """The committed results."""
+    from mgk.experiments.artifacts import gather
+    from mgk.experiments.result_store import ResultStore
+
+    store = ResultStore(Path(__file__).parents[1] / "results")
+    return gather(store, next(iter(store.presets), "laptop"))

@@ -7,10 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from mgk.experiments.artifacts import Outputs, gather
 from mgk.experiments.render.bench_tables import bench_parts, read_bench
 from mgk.experiments.render.markdown_sections import fill
-from mgk.experiments.result_store import ResultStore
 from mgk.training.errors import TrainingError
 
 ROOT = Path(__file__).parent.parent
@@ -56,12 +54,6 @@ def differences(text: str, filled: str) -> list[str]:
         return [*wrong, f"the tables have {len(present)} cells, those of the results {len(wanted)}"]
     pairs = zip(present, wanted, strict=True)
     return wrong + [f"{mine}: the results say {theirs}" for mine, theirs in pairs if mine != theirs]
-
-
-@pytest.fixture(scope="module")
-def committed() -> Outputs:
-    store = ResultStore(ROOT / "results")
-    return gather(store, next(iter(store.presets), "laptop"))
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)

@@ -15,13 +15,7 @@ from mgk.cli.app import app
 MGK = Path(sys.executable).with_name("mgk")
 TASK = "retrieval"
 
-
-@pytest.fixture(autouse=True, scope="module")
-def _folders(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MGK_DATA", str(tmp_path_factory.mktemp("data")))
-        patch.setenv("OMP_NUM_THREADS", "1")
-        yield
+pytestmark = pytest.mark.usefixtures("own_data_folder")
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +42,7 @@ def failed(result: Result, code: int) -> str:
 
 
 @pytest.fixture(scope="module")
-def reproduced(place) -> subprocess.CompletedProcess[str]:
+def reproduced(own_data_folder, place) -> subprocess.CompletedProcess[str]:
     """Figure 2 on synthetic data: three trials, analyzed."""
     options = ("--preset", "smoke", "--results", place / "results", "--runs", place / "runs", "--jobs", 2)
     result = process("reproduce", "fig2", *options)

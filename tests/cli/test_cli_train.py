@@ -25,15 +25,8 @@ SMALL = {
     "evaluation.every": 10,
     "data.validation_examples": 8,
 }
+pytestmark = pytest.mark.usefixtures("own_data_folder")
 FIELDS = [f"--set={name}={value}" for name, value in SMALL.items()]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _data_folder(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MGK_DATA", str(tmp_path_factory.mktemp("data")))
-        patch.setenv("OMP_NUM_THREADS", "1")
-        yield
 
 
 def run(*arguments: object, **options) -> subprocess.CompletedProcess[str]:

@@ -12,7 +12,6 @@ from mgk.experiments.evidence.effects import ExperimentResults
 from mgk.experiments.render.markdown_sections import fill, fill_document
 from mgk.experiments.render.numbers import short
 from mgk.experiments.reproduce.registry import EXPERIMENTS
-from mgk.experiments.result_store import ResultStore
 from mgk.training.errors import RecipeError, TrainingError
 
 ROOT = Path(__file__).parents[2]
@@ -22,12 +21,6 @@ DOCUMENTS = (ROOT / "docs" / "reproduction.md", ROOT / "README.md", ROOT / "docs
 @pytest.fixture(scope="module")
 def outputs(tmp_path_factory) -> Outputs:
     return gather(stored(tmp_path_factory.mktemp("results")), "laptop")
-
-
-@pytest.fixture(scope="module")
-def committed() -> Outputs:
-    store = ResultStore(ROOT / "results")
-    return gather(store, next(iter(store.presets), "laptop"))
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)

@@ -24,6 +24,8 @@ from mgk.training.errors import TrainingError
 from mgk.training.recipe import load_recipe
 from mgk.training.tasks import open_data
 
+pytestmark = pytest.mark.usefixtures("own_data_folder")
+
 SMALL = {
     "model.num_hidden_layers": 1,
     "model.hidden_size": 8,
@@ -34,14 +36,6 @@ SMALL = {
     "data.validation_examples": 4,
     "data.test_examples": 16,
 }
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _data_folder(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MGK_DATA", str(tmp_path_factory.mktemp("data")))
-        patch.setenv("OMP_NUM_THREADS", "1")
-        yield
 
 
 def small(task: str, model: ModelSpec, seed: int = 0, **changes: object) -> Trial:
