@@ -12,12 +12,13 @@ from mgk.functional.mixture.backends.blockwise import Blockwise
 from mgk.functional.mixture.backends.cpu import Cpu
 from mgk.functional.mixture.backends.eager import Eager, Reference
 from mgk.functional.mixture.backends.sdpa import Sdpa
+from mgk.functional.mixture.backends.triton_backend.backend import Triton
 from mgk.functional.mixture.em_statistics import MStep
 from mgk.functional.mixture.inputs import AttentionInputs, validate_inputs
 from mgk.functional.validation import without_autocast
 from mgk.variants import EStep, Kernel
 
-register("softmax", Reference(), Eager(), Blockwise(), Sdpa(), Cpu())
+register("softmax", Reference(), Eager(), Blockwise(), Sdpa(), Cpu(), Triton())
 
 
 def mixture_attention(

@@ -41,7 +41,7 @@ class Sdpa(Backend[AttentionInputs]):
         if inputs.is_hard:
             return "its softmax cannot take the maximum over components that e_step='hard' needs"
         if inputs.dropout_p > 0:
-            if not _is_softmax(inputs):
+            if not is_softmax(inputs):
                 return "its dropout would drop (position, component) pairs, not position weights"
             if inputs.query.device.type == "cpu":
                 return "on the CPU its dropout needs N x N memory"
@@ -53,7 +53,7 @@ class Sdpa(Backend[AttentionInputs]):
 
     def attention(self, inputs: AttentionInputs) -> Tensor:
         """h_i = sum_j A_ij v_j (Eq. 10)."""
-        if _is_softmax(inputs):
+        if is_softmax(inputs):
             return _attend(inputs, inputs.query, inputs.keys, inputs.value, scale=1 / float(inputs.variance))
         inputs = inputs.with_normalised_prior().with_key_mask_in_prior()
         if _fits_bfloat16(inputs):
@@ -72,7 +72,7 @@ def _needs_float64(inputs: AttentionInputs) -> bool:
     return needs_grad(inputs.variance) and inputs.query.device.type == "cpu"
 
 
-def _is_softmax(inputs: AttentionInputs) -> bool:
+def is_softmax(inputs: AttentionInputs) -> bool:
     """Eq. 1: one key, the dot product and a scale, with masks that SDPA takes as they are."""
     return (
         inputs.num_mixtures == 1
