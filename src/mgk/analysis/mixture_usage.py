@@ -1,17 +1,14 @@
 """How a trained model uses the components of its keys: priors, shares of the attention, and distances."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from mgk.analysis.attention_calls import AttentionCall, recorded_calls
 from mgk.analysis.attention_maps import Example, inference
-from mgk.functional import linear_mixture_weights, mixture_weights, responsibilities
-from mgk.functional.linear.api import features
-from mgk.nn import MixtureAttention
 from mgk.variants import VARIANTS
 
 
@@ -49,64 +46,24 @@ def mixture_usage(model: Any, examples: Sequence[Example]) -> list[MixtureUsage]
     by_example: list[list[tuple[Tensor, ...]]] = []
     with inference(model) as inputs:
         for example in examples:
-            with _recorded_calls(model) as calls:
+            with recorded_calls(model) as calls:
                 model(**inputs(example))
-            # A retrieval model calls each layer twice, first for the first document.
-            first = {module: (x, options) for module, x, options in reversed(calls)}
-            layers = dict.fromkeys(module for module, _, _ in calls)
-            by_example.append([_usage(module, *first[module]) for module in layers])
+            by_example.append([_usage(call) for call in calls])
     return [
         MixtureUsage(number, *(torch.stack(values).mean(0).cpu() for values in zip(*layer, strict=True)))
         for number, layer in enumerate(zip(*by_example, strict=True))
     ]
 
 
-@contextmanager
-def _recorded_calls(model: torch.nn.Module) -> Iterator[list[tuple[MixtureAttention, Tensor, dict[str, Any]]]]:
-    """Every call of an attention module within the block: the module, its input and its options."""
-    calls: list[tuple[MixtureAttention, Tensor, dict[str, Any]]] = []
-
-    def record(module: torch.nn.Module, args: tuple[Tensor, ...], options: dict[str, Any]) -> None:
-        assert isinstance(module, MixtureAttention)
-        calls.append((module, args[0], options))
-
-    modules = [module for module in model.modules() if isinstance(module, MixtureAttention)]
-    hooks = [module.register_forward_pre_hook(record, with_kwargs=True) for module in modules]
-    try:
-        yield calls
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-def _usage(module: MixtureAttention, x: Tensor, options: dict[str, Any]) -> tuple[Tensor, ...]:
-    """Prior, share, certainty and distance of one call with a batch of one."""
-    query, keys, _ = module.project(x, rotary=options.get("rotary"))
-    if module.shifts is not None:
-        keys = keys + module.shifts[None, :, :, None]  # (1, H, M, S, D)
-    log_prior = module.log_prior(keys.shape[3])
-    is_causal = options.get("is_causal", False)
+def _usage(call: AttentionCall) -> tuple[Tensor, ...]:
+    """Prior, share, certainty and distance of one call."""
+    module, found, weights = call.module, call.components(), call.weights()
+    keys, gamma = found.keys, found.responsibilities
     sigma: Any = module.head_dim**0.25
-    if module.is_linear:
-        assert module.feature_map is not None
-        phi_q, phi_k = features(query, keys, module.feature_map)
-        products = phi_q.unsqueeze(2) @ phi_k.mT  # (1, H, M, L, S)
-        if log_prior is not None:
-            products = products * log_prior.exp().unsqueeze(3)
-        gamma = products / products.sum(2, keepdim=True).clamp_min(torch.finfo(products.dtype).tiny)
-        weights = linear_mixture_weights(query, keys, log_prior, feature_map=module.feature_map, is_causal=is_causal)
-    else:
-        variance = module.variance()
-        given = {"variance": variance, "e_step": module.e_step, "is_causal": is_causal}
-        weights = mixture_weights(query, keys, log_prior, **given)
-        gamma = responsibilities(query, keys, log_prior, **given).transpose(2, 3)
-        by_component = torch.as_tensor(variance).expand(1, module.num_heads, module.num_mixtures, 1)
+    if not module.is_linear:
+        by_component = torch.as_tensor(module.variance()).expand(1, *keys.shape[:2], 1)
         sigma = by_component.mean(2).sqrt().view(-1, 1, 1)
-    prior = torch.full((module.num_heads, module.num_mixtures), 1 / module.num_mixtures)
-    if log_prior is not None:
-        prior = log_prior[0].exp().mean(-1).expand_as(prior)
-        prior = prior / prior.sum(-1, keepdim=True)
-    share = (weights.unsqueeze(2) * gamma).sum(-1).mean(-1)[0]
-    certainty = (weights * gamma.amax(2)).sum(-1).mean(-1)[0]
-    distance = (keys.unsqueeze(2) - keys.unsqueeze(3)).norm(dim=-1).mean(-1)[0] / sigma  # (H, M, M)
-    return prior, share, certainty, distance
+    share = (weights.unsqueeze(1) * gamma).sum(-1).mean(-1)
+    certainty = (weights * gamma.amax(1)).sum(-1).mean(-1)
+    distance = (keys.unsqueeze(1) - keys.unsqueeze(2)).norm(dim=-1).mean(-1) / sigma  # (H, M, M)
+    return found.prior, share, certainty, distance

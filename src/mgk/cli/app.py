@@ -9,6 +9,7 @@ from mgk.cli import analyze, bench, data
 from mgk.cli.compare import compare
 from mgk.cli.doctor import doctor
 from mgk.cli.eval import evaluate
+from mgk.cli.explore import explore
 from mgk.cli.generate import generate
 from mgk.cli.report import report
 from mgk.cli.reproduce import reproduce
@@ -19,7 +20,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=N
 for _name, _verbs in (("analyze", analyze), ("bench", bench), ("data", data)):
     app.add_typer(_verbs.app, name=_name)
 app.command("eval")(evaluate)
-for _verb in (compare, doctor, generate, report, reproduce, train):
+for _verb in (compare, doctor, explore, generate, report, reproduce, train):
     app.command()(_verb)
 
 
