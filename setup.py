@@ -9,7 +9,7 @@ SOURCES = Path("src/mgk/csrc")
 
 
 def kernels() -> list[Extension]:
-    """A plain shared library, loaded with ctypes: no Python and no PyTorch headers, so one build fits every version."""
+    """A shared library, loaded with ctypes: without Python and PyTorch headers one build fits every version."""
     if sys.platform == "win32":  # the kernels use the vector extensions of GCC and Clang
         return []
     return [

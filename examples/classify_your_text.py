@@ -1,10 +1,10 @@
-"""Train a classifier on your own text file, one labelled example a line, and ask it about a new sentence.
+"""Train a classifier on your own text file, one labelled example per line, and classify a new sentence.
 
-    python examples/classify_your_text.py                                  # on a made-up file, in seconds
+    python examples/classify_your_text.py                                  # on a sample file, in seconds
     python examples/classify_your_text.py --file mine.tsv --out model --steps 2000 --text "I want my money back"
 
-A line is ``label<TAB>text``; in a file that ends in ``.csv`` it is ``label,text``, quoted as spreadsheets do it. Text
-is read by bytes, so that any language will do and there is no vocabulary to build.
+A line is ``label<TAB>text``; in a ``.csv`` file it is ``label,text``, quoted as by spreadsheets. Text is read as
+bytes: any language works and there is no vocabulary to build.
 """
 
 # %%
@@ -25,9 +25,9 @@ from mgk.data import Collator, byte_tokenizer
 from mgk.models import MgkConfig, MgkForSequenceClassification
 
 parser = argparse.ArgumentParser(description="Train a classifier on your own text file.")
-parser.add_argument("--file", type=Path, help="label<TAB>text a line, or .csv; a made-up one if not given")
-parser.add_argument("--out", type=Path, help="the folder of the model; a temporary one if not given")
-parser.add_argument("--text", default="could you wake me up at nine please", help="to classify in the end")
+parser.add_argument("--file", type=Path, help="lines of label<TAB>text, or .csv; a sample if not given")
+parser.add_argument("--out", type=Path, help="folder of the model; a temporary one if not given")
+parser.add_argument("--text", default="could you wake me up at nine please", help="to classify at the end")
 parser.add_argument("--steps", type=int, default=100)
 parser.add_argument("--length", type=int, default=512, help="bytes that the model reads of a text")
 options = parser.parse_args()
@@ -37,9 +37,9 @@ folder = options.out or Path(tempfile.mkdtemp(prefix="mgk-"))
 folder.mkdir(parents=True, exist_ok=True)
 
 
-# %% 1. The file. Without one of yours: what people may ask of a telephone.
-def make_up(path: Path) -> Path:
-    """Requests of three kinds."""
+# %% 1. The file; without one of yours, a sample of requests to a telephone.
+def write_sample(path: Path) -> Path:
+    """Write requests of three classes."""
     requests = {
         "alarm": ("wake me up", "set an alarm", "ring the bell"),
         "music": ("play some jazz", "put on a song", "turn the radio on"),
@@ -57,16 +57,16 @@ def read(path: Path) -> list[tuple[str, str]]:
     """Label and text of every line that is not empty."""
     found = []
     with path.open(encoding="utf-8", newline="") as file:
-        plain = {} if path.suffix == ".csv" else {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
-        rows = csv.reader(file, **plain)  # type: ignore[arg-type]
+        dialect = {} if path.suffix == ".csv" else {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
+        rows = csv.reader(file, **dialect)  # type: ignore[arg-type]
         for row in filter(None, rows):
             if len(row) != 2 or not row[1]:
-                sys.exit(f"{path}, line {rows.line_num}: wanted a label and a text, got {row}")
+                sys.exit(f"{path}, line {rows.line_num}: expected a label and a text, got {row}")
             found.append((row[0], row[1]))
     return found
 
 
-examples = read(options.file or make_up(folder / "made_up.tsv"))
+examples = read(options.file or write_sample(folder / "sample.tsv"))
 random.shuffle(examples)
 labels = sorted({label for label, _ in examples})
 test, training = examples[: len(examples) // 5], examples[len(examples) // 5 :]
@@ -112,7 +112,7 @@ arguments = TrainingArguments(
 data = [encode(*example) for example in training]
 Trainer(model, arguments, train_dataset=data, data_collator=Collator(tokenizer.pad_token_id)).train()
 
-# %% 4. The folder is all that is needed later: weights, names of labels, tokenizer, a card.
+# %% 4. The folder has all that is needed later: weights, label names, tokenizer and model card.
 model.save_pretrained(folder)
 tokenizer.save_pretrained(folder)
 print(f"saved: {folder}")
@@ -120,6 +120,6 @@ print(f"saved: {folder}")
 classify = pipeline("text-classification", model=str(folder), truncation=True)
 answers = classify([text for _, text in test])
 right = sum(answer["label"] == label for answer, (label, _) in zip(answers, test, strict=True))
-print(f"test: {right} of {len(test)} right")
+print(f"test accuracy: {right} of {len(test)}")
 (answer,) = classify([options.text])
-print(f"{options.text!r} is {answer['label']} ({answer['score']:.0%} sure)")
+print(f"{options.text!r} is {answer['label']} (probability {answer['score']:.0%})")

@@ -26,7 +26,7 @@ def test_the_examples_of_the_readme_run(tmp_path):
 
 
 def test_the_commands_of_the_readme_run(tmp_path):
-    """As they stand there, on made-up samples."""
+    """As they stand there, on synthetic samples."""
     blocks = re.findall(r"```\n(mgk .*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     commands = [shlex.split(part) for block in blocks for line in block.splitlines() for part in line.split("&&")]
     assert {command[1] for command in commands} >= {"compare", "train", "eval"}

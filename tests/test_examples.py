@@ -52,7 +52,7 @@ def test_a_file_becomes_a_classifier(classifier):
     folder, printed = classifier
     assert "64 examples to train on, 16 for the test: cold, warm" in printed
     assert "'sun, all day 99' is warm" in printed
-    right = re.search(r"test: (\d+) of 16 right", printed)
+    right = re.search(r"test accuracy: (\d+) of 16", printed)
     assert right
     assert int(right[1]) > 12
     assert {"config.json", "model.safetensors", "tokenizer.json", "README.md"} <= {
@@ -60,16 +60,16 @@ def test_a_file_becomes_a_classifier(classifier):
     }
 
 
-def test_the_made_up_file_is_what_the_example_says(tmp_path):
+def test_the_sample_file_is_what_the_example_says(tmp_path):
     printed = run("classify_your_text.py", "--out", tmp_path, "--steps", 1)
     assert "252 examples to train on, 63 for the test: alarm, music, weather" in printed
-    assert (tmp_path / "made_up.tsv").read_text().count("\t") == 315
+    assert (tmp_path / "sample.tsv").read_text().count("\t") == 315
 
 
 def test_a_line_without_a_label_is_told(tmp_path):
     (tmp_path / "mine.tsv").write_text("warm\tsun\nsnow\n")
     error = run("classify_your_text.py", "--file", tmp_path / "mine.tsv", "--out", tmp_path, code=1)
-    assert "mine.tsv, line 2: wanted a label and a text, got ['snow']" in error
+    assert "mine.tsv, line 2: expected a label and a text, got ['snow']" in error
 
 
 def test_heads_of_two_models_are_inspected(tmp_path):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mgk.experiments.artifacts import Outputs, gather, presets_of
+from mgk.experiments.artifacts import Outputs, gather
 from mgk.experiments.render.bench_tables import bench_parts, read_bench
 from mgk.experiments.render.markdown_sections import fill
 from mgk.experiments.result_store import ResultStore
@@ -15,14 +15,14 @@ from mgk.training.errors import TrainingError
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "performance.md")
-REFRESH = "mgk report --markdown README.md --markdown docs/performance.md"
+REFRESH = "mgk report --update-docs README.md --update-docs docs/performance.md"
 
 _GENERATED = re.compile(r"<!-- generated: ([\w-]+) -->\n.*?<!-- end of generated: \1 -->", re.DOTALL)
 _CODE = re.compile(r"```.*?```", re.DOTALL)
 
 
 @dataclass(frozen=True)
-class Trial:
+class Cell:
     heading: str
     row: str
     column: str
@@ -32,9 +32,9 @@ class Trial:
         return f"{self.text!r} under {self.heading!r}, row {self.row!r}, column {self.column!r}"
 
 
-def trials(text: str) -> list[Trial]:
+def cells(text: str) -> list[Cell]:
     """Those of every table, without the first column, which names the rows."""
-    found: list[Trial] = []
+    found: list[Cell] = []
     heading, header = "", None
     for line in _CODE.sub("", text).splitlines():
         if line.startswith("#"):
@@ -43,17 +43,17 @@ def trials(text: str) -> list[Trial]:
         if parts is None or header is None:
             header = parts
         elif not set(line) <= set("|-: "):
-            found += [Trial(heading, parts[0], *pair) for pair in zip(header[1:], parts[1:], strict=True)]
+            found += [Cell(heading, parts[0], *pair) for pair in zip(header[1:], parts[1:], strict=True)]
     return found
 
 
 def differences(text: str, filled: str) -> list[str]:
-    """Each trial with a number that stands outside the generated parts, or that is another in the filled document."""
-    typed = [trial for trial in trials(_GENERATED.sub("", text)) if re.search(r"\d", trial.text)]
-    wrong = [f"{trial} is typed by hand" for trial in typed]
-    present, wanted = trials(text), trials(filled)
+    """Each cell with a number that stands outside the generated parts, or that is another in the filled document."""
+    typed = [cell for cell in cells(_GENERATED.sub("", text)) if re.search(r"\d", cell.text)]
+    wrong = [f"{cell} is typed by hand" for cell in typed]
+    present, wanted = cells(text), cells(filled)
     if len(wanted) != len(present):
-        return [*wrong, f"the tables have {len(present)} trials, those of the results {len(wanted)}"]
+        return [*wrong, f"the tables have {len(present)} cells, those of the results {len(wanted)}"]
     pairs = zip(present, wanted, strict=True)
     return wrong + [f"{mine}: the results say {theirs}" for mine, theirs in pairs if mine != theirs]
 
@@ -61,13 +61,13 @@ def differences(text: str, filled: str) -> list[str]:
 @pytest.fixture(scope="module")
 def committed() -> Outputs:
     store = ResultStore(ROOT / "results")
-    return gather(store, next(iter(presets_of(store)), "laptop"))
+    return gather(store, next(iter(store.presets), "laptop"))
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
 def test_every_cell_is_what_the_results_say(path, committed):
     text = path.read_text(encoding="utf-8")
-    assert len([trial for trial in trials(text) if re.search(r"\d", trial.text)]) >= 20
+    assert len([cell for cell in cells(text) if re.search(r"\d", cell.text)]) >= 20
     filled = fill(text, committed, "results")
     assert not differences(text, filled), f"after new results: {REFRESH}"
     # sentences in the generated parts have numbers too

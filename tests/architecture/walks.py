@@ -15,6 +15,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -56,11 +57,11 @@ def files_of(call: Callable[[], object]) -> list[str]:
     return sorted(str(path.relative_to(PACKAGE)) for path in map(Path, found) if path.is_relative_to(PACKAGE))
 
 
-def attention() -> None:
+def attention() -> list[str]:
     """``mgk.mixture_attention``, forward and backward, by the fused kernels where they are built."""
     query = torch.randn(1, 2, 256, 16, requires_grad=True)
     keys, value = torch.randn(1, 2, 2, 256, 16), torch.randn(1, 2, 256, 16)
-    mixture_attention(query, keys, value).sum().backward()
+    return files_of(lambda: mixture_attention(query, keys, value).sum().backward())
 
 
 def command(*arguments: str) -> None:
@@ -81,30 +82,42 @@ def temporary_folder() -> Iterator[Path]:
         yield Path(name)
 
 
-def train() -> None:
-    """``mgk train listops --preset smoke``."""
+def train() -> list[str]:
+    """``mgk train listops --preset smoke``, the data prepared."""
+    from mgk.training.recipe import load_recipe
+    from mgk.training.tasks import open_data
+
     with temporary_folder() as folder:
-        command("train", "listops", "--preset", "smoke", "--out", str(folder / "run"))
+        open_data(load_recipe("listops", "smoke").data)
+        return files_of(lambda: command("train", "listops", "--preset", "smoke", "--out", str(folder / "run")))
 
 
-def reproduce() -> None:
+def reproduce() -> list[str]:
     """``mgk reproduce table1 --preset smoke --tasks listops --seeds 1``."""
-    from mgk.experiments.reproduce import run as runner
+    from mgk.experiments import runner
 
-    def in_this_process(function: Callable[..., Any], *arguments: Any, on_message: Any = None, **_: Any) -> Any:
-        return function(*arguments, on_message or (lambda message: None))
+    def in_this_process(
+        function: Callable[..., Any],
+        calls: dict[Any, tuple[Any, ...]],
+        *,
+        on_message: Callable[[Any, Any], None],
+        on_result: Callable[[Any, Any], None],
+        **_: Any,
+    ) -> None:
+        for key, arguments in calls.items():
+            on_result(key, function(*arguments, partial(on_message, key)))
 
     with temporary_folder() as folder, mock.patch.object(runner, "run_isolated", in_this_process):
         options = ("--preset", "smoke", "--tasks", "listops", "--seeds", "1", "--results", str(folder / "results"))
-        command("reproduce", "table1", *options)
+        return files_of(lambda: command("reproduce", "table1", *options))
 
 
-WALKS: dict[str, Callable[[], None]] = {"attention": attention, "train": train, "reproduce": reproduce}
+WALKS: dict[str, Callable[[], list[str]]] = {"attention": attention, "train": train, "reproduce": reproduce}
 
 
 def count(name: str) -> list[str]:
     """The files of a walk, below the folder in which they are counted."""
-    return [file for file in files_of(WALKS[name]) if file.startswith(LIMITS[name][1])]
+    return [file for file in WALKS[name]() if file.startswith(LIMITS[name][1])]
 
 
 if __name__ == "__main__":

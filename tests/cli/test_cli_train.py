@@ -20,6 +20,7 @@ SMALL = {
     "model.intermediate_size": 8,
     "training.max_steps": 90,
     "training.save_every": 3,
+    "training.threads": 1,
     "training.log_every": 4,
     "evaluation.every": 10,
     "data.validation_examples": 8,
@@ -95,7 +96,7 @@ def test_a_language_model_from_training_to_text(tmp_path):
     out = tmp_path / "run"
     trained = run("train", "wikitext-2", "--preset", "smoke", "--attention", "smgk", "--heads", "1", "--out", out)
     assert trained.returncode == 0, trained.stderr
-    assert "made-up sample" in trained.stdout
+    assert "synthetic sample" in trained.stdout
     assert "tokens/s" in trained.stderr
     assert (read_summary(out).attention, read_summary(out).heads) == ("smgk", 1)
 
@@ -111,7 +112,7 @@ def test_a_language_model_from_training_to_text(tmp_path):
     assert text.stdout.startswith("the old ")
     assert len(text.stdout) > len("the old ")
 
-    again = run("train", "--recipe", out / "recipe.yaml", "--show")
+    again = run("train", "--recipe", out / "recipe.yaml", "--print-config")
     assert again.stdout == (out / "recipe.yaml").read_text()
 
 
@@ -120,7 +121,7 @@ def test_a_classifier_is_measured_with_its_confusion(tmp_path):
     result = run("eval", tmp_path / "run", "--split", "validation", "--batch-size", "3")
     assert result.returncode == 0, result.stderr
     assert "synthetic-text, validation: accuracy" in result.stdout
-    assert "95% interval" in result.stdout
+    assert "95% CI" in result.stdout
     numbers = [line.split() for line in result.stdout.splitlines()[-2:]]
     assert sum(int(cell) for row in numbers for cell in row[1:]) == 8
 

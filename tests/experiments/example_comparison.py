@@ -5,22 +5,23 @@ import numpy as np
 from mgk.analysis import cost_model
 from mgk.analysis.attention_maps import AttentionMaps
 from mgk.analysis.confidence_intervals import mean_accuracy, mean_difference, paired_difference
-from mgk.experiments.compare.result import Comparison, Look, Result
-from mgk.experiments.model_spec import parse_contender
+from mgk.experiments.compare.result import Comparison, Result
+from mgk.experiments.model_analysis import Inspection
+from mgk.experiments.model_spec import ModelSpec
 
 
 def example(seeds=1, metric="accuracy", names=("softmax:2", "smgk:1", "mgk:1")):
-    """Contenders that get a little better from one to the next."""
+    """Models that get a little better from one to the next."""
     generator = np.random.default_rng(0)
     difficulty = generator.random((seeds, 400))
     tables = [difficulty < 0.5 + 0.04 * place for place in range(len(names))]
     perplexities = [tuple(40.0 - place + seed for seed in range(seeds)) for place in range(len(names))]
     results, flops = [], {}
     for place, name in enumerate(names):
-        contender = parse_contender(name)
+        model = ModelSpec.parse(name)
         sizes = cost_model.Sizes(
-            attention=contender.attention,
-            heads=contender.heads,
+            attention=model.attention,
+            heads=model.heads,
             head_dim=32,
             hidden=64,
             layers=2,
@@ -35,7 +36,7 @@ def example(seeds=1, metric="accuracy", names=("softmax:2", "smgk:1", "mgk:1")):
         results.append(
             Result(
                 name=name,
-                title=contender.title,
+                title=model.phrase,
                 parameters=80_000 - 9_000 * place,
                 flops=flops[name].value,
                 flops_formula=flops[name].explain(),
@@ -68,6 +69,6 @@ def example(seeds=1, metric="accuracy", names=("softmax:2", "smgk:1", "mgk:1")):
     )
     maps = {}
     for name in names:
-        weights = generator.random((2, parse_contender(name).heads, 12, 12), np.float32)
+        weights = generator.random((2, ModelSpec.parse(name).heads, 12, 12), np.float32)
         maps[name] = AttentionMaps(weights / weights.sum(-1, keepdims=True), (0, 1), tuple(range(weights.shape[1])))
-    return comparison, Look(flops, 20, 0.2, maps, "[MAX 2 9 ]", 4, comparison.machine, comparison.date)
+    return comparison, Inspection(flops, 20, maps, "[MAX 2 9 ]", 4)

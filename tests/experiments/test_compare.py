@@ -6,17 +6,18 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
+from mgk._util.json_codec import load
 from mgk.experiments.compare.result import Comparison
-from mgk.experiments.compare.run import QUICK, make_plan
-from mgk.experiments.model_spec import Contender, parse_contender
+from mgk.experiments.model_spec import ModelSpec
+from mgk.experiments.plan import QUICK, comparison_plan
 from mgk.training.errors import RecipeError
 from mgk.training.recipe import load_recipe
 
 # One layer and few steps: what is tested is what happens around them.
+RUNS = "runs/smoke/listops"
 SMALL = ("--preset", "smoke", "--set", "model.num_hidden_layers=1", "--set", "training.threads=1")
 
 
@@ -49,7 +50,7 @@ def test_a_comparison_ends_with_a_table_and_a_page(compared):
     assert "softmax:2" in result.stdout
     assert "mgk:1" in result.stdout
     assert "The data are synthetic" in page.read_text()
-    comparison = Comparison.from_json(json.loads((out / "comparison.json").read_text()))
+    comparison = load(Comparison, json.loads((out / "comparison.json").read_text()))
     assert (comparison.seeds, comparison.steps, comparison.data) == ((0, 1), 4, "synthetic-listops")
     baseline, candidate = comparison.results
     assert candidate.parameters < baseline.parameters
@@ -62,7 +63,7 @@ def test_a_comparison_ends_with_a_table_and_a_page(compared):
 
 def test_models_of_one_seed_see_the_same_data(compared):
     out, _ = compared
-    recipes = [(out / "runs" / f"{name}-seed-1" / "recipe.yaml").read_text() for name in ("softmax-2", "mgk-1")]
+    recipes = [(out / RUNS / f"{name}-seed-1" / "recipe.yaml").read_text() for name in ("softmax-2h", "mgk-1h")]
     different = [pair for pair in zip(*(text.splitlines() for text in recipes), strict=True) if pair[0] != pair[1]]
     assert different == [
         ("  attention: softmax", "  attention: mgk"),
@@ -72,7 +73,7 @@ def test_models_of_one_seed_see_the_same_data(compared):
 
 def test_what_is_finished_is_not_run_again_and_other_recipes_are_noticed(compared, data):
     out, _ = compared
-    summary = out / "runs" / "mgk-1-seed-0" / "summary.json"
+    summary = out / RUNS / "mgk-1h-seed-0" / "summary.json"
     before = summary.stat().st_mtime_ns
     options = (*SMALL, "--candidates", "mgk:1", "--out", str(out))
     again = run(data, "listops", *options, "--steps", "4")
@@ -81,7 +82,7 @@ def test_what_is_finished_is_not_run_again_and_other_recipes_are_noticed(compare
     assert summary.stat().st_mtime_ns == before
     changed = run(data, "listops", *options, "--steps", "6")
     assert changed.returncode == 2
-    assert "was trained with training.max_steps = 4, not 6: choose another --out" in changed.stderr
+    assert "was trained with training.max_steps = 4, not 6: choose another folder, or --overwrite it" in changed.stderr
     assert summary.stat().st_mtime_ns == before
 
 
@@ -90,14 +91,14 @@ def test_an_interrupted_comparison_goes_on(data, tmp_path):
     slow = (*options, "--steps", "200", "--set", "training.save_every=20", "--set", "evaluation.every=100")
     line, environment = command(data, *slow)
     process = subprocess.Popen(line, env=environment, stderr=subprocess.PIPE, text=True)
-    checkpoints = tmp_path / "out" / "runs" / "linear-2-seed-0" / "checkpoints"
+    checkpoints = tmp_path / "out" / RUNS / "linear-2h-seed-0" / "checkpoints"
     end = time.monotonic() + 120
     while not list(checkpoints.glob("step-*")) and time.monotonic() < end:
         time.sleep(0.05)
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 1, errors
-    assert "stopped; the same command goes on" in errors
+    assert "interrupted; the same command continues from the last checkpoint" in errors
     assert "Traceback" not in errors
     assert not (tmp_path / "out" / "comparison.html").exists()
     result = run(data, *slow)
@@ -138,16 +139,14 @@ def test_absent_data_lead_to_mgk_data(tmp_path):
 
 
 def test_the_plan_of_the_demo():
-    plan = make_plan(
-        "listops",
-        baseline=parse_contender("softmax:2"),
-        candidates=[Contender("smgk", 1), Contender("mgk", 1)],
-        out=Path("somewhere"),
-        overrides=QUICK,
-    )
-    assert [trial.contender.name for trial in plan.trials] == ["softmax:2", "smgk:1", "mgk:1"]
+    models = [ModelSpec.parse(name) for name in ("softmax:2", "smgk:1", "mgk:1")]
+    plan = comparison_plan("listops", baseline=models[0], candidates=models[1:], overrides=QUICK)
+    assert [trial.model.name for trial in plan.trials] == ["softmax:2", "smgk:1", "mgk:1"]
+    assert plan.models == models
     recipe = plan.trials[0].recipe
     assert recipe.training.max_steps == QUICK["training.max_steps"]
     assert recipe.model.head_dim == load_recipe("listops", "paper").model.head_dim
     with pytest.raises(RecipeError, match="seeds must be at least 1"):
-        make_plan("listops", baseline=Contender("softmax", 2), candidates=[Contender("mgk", 1)], seeds=0, out=plan.out)
+        comparison_plan("listops", baseline=models[0], candidates=models[1:], seeds=0)
+    with pytest.raises(RecipeError, match="each once"):
+        comparison_plan("listops", baseline=models[0], candidates=[models[1], models[1]])

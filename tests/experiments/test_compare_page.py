@@ -7,6 +7,7 @@ from html.parser import HTMLParser
 import pytest
 from example_comparison import example
 
+from mgk._util.json_codec import dump, load
 from mgk.experiments.compare.page import comparison_page, result_columns, result_rows, summary, verdict
 from mgk.experiments.compare.result import Comparison
 
@@ -85,6 +86,6 @@ def test_sentences_say_what_is_significant():
 @pytest.mark.parametrize("metric", ["accuracy", "perplexity"])
 def test_json_round_trip(metric):
     comparison, _ = example(3, metric)
-    assert Comparison.from_json(json.loads(json.dumps(comparison.to_json()))) == comparison
-    with pytest.raises(TypeError, match="format 2"):
-        Comparison.from_json({**comparison.to_json(), "format": 2})
+    assert load(Comparison, json.loads(json.dumps(dump(comparison)))) == comparison
+    with pytest.raises(ValueError, match="format: input should be 1"):
+        load(Comparison, {**dump(comparison), "format": 2})

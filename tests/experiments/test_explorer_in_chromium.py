@@ -6,9 +6,6 @@ import pytest
 from explorer_example import exploration, image
 
 from mgk.experiments.render.explorer_page import explorer_page
-from support.chromium import BROWSER, chromium
-
-pytestmark = pytest.mark.skipif(BROWSER is None, reason="there is no Chromium on the PATH")
 
 PHONE, DESKTOP = 390, 1200
 READY = "document.querySelector('#explorer')?.dataset.ready === 'true'"
@@ -16,11 +13,11 @@ FOUND = exploration(layers=3, heads=2)
 OTHER = exploration("softmax", heads=4, components=1, seed=1)
 
 
-@pytest.fixture(scope="module")
-def page(tmp_path_factory):
-    with chromium(tmp_path_factory.mktemp("chromium")) as page:
-        yield page
-    assert page.errors == []
+@pytest.fixture
+def page(browser):
+    browser.errors.clear()
+    yield browser
+    assert browser.errors == []
 
 
 @pytest.fixture(scope="module")
@@ -255,11 +252,10 @@ def test_an_image_is_a_grid_of_pixels(page, files):
     assert places[0][0] == places[2][0] < places[1][0]
 
 
-def test_a_faulty_page_is_noticed(files, tmp_path):
+def test_a_faulty_page_is_noticed(browser, files, tmp_path):
     broken = (files / "one.html").read_text().replace('"levels":255', '"levels":')
     (tmp_path / "broken.html").write_text(broken)
-    with chromium(tmp_path) as page:
-        page.look(width=DESKTOP)
-        page.open(tmp_path / "broken.html")
-        page.value("new Promise(done => setTimeout(done, 50))")
-        assert any("SyntaxError" in error for error in page.errors), page.errors
+    browser.look(width=DESKTOP)
+    browser.open(tmp_path / "broken.html")
+    browser.value("new Promise(done => setTimeout(done, 50))")
+    assert any("SyntaxError" in error for error in browser.errors), browser.errors

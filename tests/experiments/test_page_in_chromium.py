@@ -6,9 +6,6 @@ import pytest
 from example_comparison import example
 
 from mgk.experiments.compare.page import comparison_page
-from support.chromium import BROWSER, chromium
-
-pytestmark = pytest.mark.skipif(BROWSER is None, reason="there is no Chromium on the PATH")
 
 PHONE, DESKTOP = 390, 1200
 
@@ -29,12 +26,6 @@ PROBE = """(() => ({
   ink: getComputedStyle(document.body).color,
   requests: performance.getEntriesByType("resource").map(r => r.name).filter(n => !n.startsWith("data:")),
 }))()"""
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    with chromium(tmp_path_factory.mktemp("chromium")) as browser:
-        yield browser
 
 
 @pytest.fixture(scope="module")

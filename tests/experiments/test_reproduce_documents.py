@@ -5,9 +5,9 @@ import re
 from pathlib import Path
 
 import pytest
-from made_up_results import record, stored
+from synthetic_results import record, stored
 
-from mgk.experiments.artifacts import Outputs, gather, presets_of
+from mgk.experiments.artifacts import Outputs, gather
 from mgk.experiments.evidence.effects import ExperimentResults
 from mgk.experiments.render.markdown_sections import fill, fill_document
 from mgk.experiments.render.numbers import short
@@ -27,14 +27,14 @@ def outputs(tmp_path_factory) -> Outputs:
 @pytest.fixture(scope="module")
 def committed() -> Outputs:
     store = ResultStore(ROOT / "results")
-    return gather(store, next(iter(presets_of(store)), "laptop"))
+    return gather(store, next(iter(store.presets), "laptop"))
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
 def test_the_committed_documents_are_those_of_the_committed_results(path, committed):
     text = path.read_text(encoding="utf-8")
     assert "<!-- generated: " in text
-    # After new results: mgk report --markdown docs/reproduction.md --markdown README.md --markdown docs/performance.md
+    # After new results: mgk report with --update-docs FILE for each of these documents
     assert fill(text, committed, "results") == text
 
 
@@ -135,7 +135,7 @@ def test_parts_are_filled_in_place(outputs, tmp_path):
 
 
 def test_what_is_missing_has_its_command(outputs):
-    nothing = Outputs(ExperimentResults("laptop"), (), {}, {})
+    nothing = Outputs(ExperimentResults("laptop"))
     text = fill("<!-- generated: table2 -->\n<!-- end of generated: table2 -->", nothing, "results")
     assert "Not measured yet: `mgk reproduce table2 --preset laptop`." in text
 

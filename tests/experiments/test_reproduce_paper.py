@@ -2,10 +2,11 @@
 
 import pytest
 
+from mgk.experiments.model_spec import ModelSpec
+from mgk.experiments.plan import reproduction_plan
 from mgk.experiments.reproduce.published import AVERAGE, LRA, TABLES
 from mgk.experiments.reproduce.registry import EXPERIMENTS, find_experiments
-from mgk.experiments.reproduce.run import make_plan
-from mgk.experiments.trials import ModelSpec, Trial
+from mgk.experiments.trials import Trial
 from mgk.training.errors import RecipeError
 from mgk.training.recipe import load_recipe
 from mgk.training.run import train
@@ -13,22 +14,21 @@ from mgk.training.run import train
 
 @pytest.mark.parametrize("name", ["table1", "table2", "table4"])
 def test_the_averages_are_those_of_the_columns(name):
-    table = TABLES[name]
-    for model, row in table.rows.items():
-        *values, average = row
-        assert table.columns == (*LRA, AVERAGE)
+    for model, row in TABLES[name].items():
+        *values, average = row.values()
+        assert tuple(row) == (*LRA, AVERAGE)
         # as printed: two of them are cut off, not rounded
         assert average == pytest.approx(sum(values) / 3, abs=0.012), model.title
 
 
 def test_the_published_tables_have_their_rows():
-    rows = {name: [model.title for model in table.rows] for name, table in TABLES.items()}
+    rows = {name: [model.title for model in table] for name, table in TABLES.items()}
     heads = (8, 4, 2, 1)
     assert [ModelSpec(*name).title for name in (("softmax", h) for h in heads)] == [
         name for name in rows["table1"] if name.startswith("softmax")
     ]
     assert len(rows["table1"]) == len(rows["table2"]) == 10
-    assert TABLES["table3"].value(ModelSpec("mgk", 4), "test") == 34.21
+    assert TABLES["table3"][ModelSpec("mgk", 4)]["test"] == 34.21
     assert rows["table4"] == [
         "smgk + Hard-E, 1 head",
         "smgk + Soft-E, 1 head",
@@ -84,11 +84,11 @@ FIELDS = {
     "feature_map": "feature_map",
 }
 DEFAULTS = {"e_step": "soft", "prior": "learned", "variance": "constant", "feature_map": "elu"}
-ALL_PAPER = make_plan(list(EXPERIMENTS.values()), "paper", tasks=list(SETTINGS)).trials
+ALL_PAPER = reproduction_plan(list(EXPERIMENTS.values()), "paper", tasks=list(SETTINGS)).trials
 
 
 @pytest.mark.parametrize("task", SETTINGS)
-def test_every_cell_of_the_paper_has_its_settings(task):
+def test_every_trial_of_the_paper_has_its_settings(task):
     model, training, length = SETTINGS[task]
     trials = [trial for trial in ALL_PAPER if trial.task == task]
     assert {trial.seed for trial in trials} == {0, 1, 2, 3, 4}
@@ -102,11 +102,11 @@ def test_every_cell_of_the_paper_has_its_settings(task):
         given = recipe.model.given()
         assert given["attention"] == trial.model.attention
         for name, path in FIELDS.items():
-            assert given.get(path, DEFAULTS.get(name)) == getattr(trial.model, name), (trial.name, name)
+            assert given.get(path, DEFAULTS.get(name)) == getattr(trial.model, name), (str(trial), name)
         for name, value in {**model, "num_mixtures": trial.model.mixtures}.items():
-            assert given[name] == value, (trial.name, name)
+            assert given[name] == value, (str(trial), name)
         for name, value in training.items():
-            assert getattr(recipe.training, name) == value, (trial.name, name)
+            assert getattr(recipe.training, name) == value, (str(trial), name)
         assert recipe.evaluation.test
         if task == "wikitext-103":
             assert (recipe.evaluation.window, recipe.evaluation.stride) == (256, 1)
@@ -114,7 +114,7 @@ def test_every_cell_of_the_paper_has_its_settings(task):
             assert recipe.training.max_grad_norm == 0.25
 
 
-def test_the_cells_of_the_paper_are_its_rows_and_seeds():
+def test_the_trials_of_the_paper_are_its_rows_and_seeds():
     trials = EXPERIMENTS["table1"].trials("paper")
     assert len(trials) == len(set(trials)) == 10 * 3 * 5
     assert len(EXPERIMENTS["table3"].trials("paper")) == 7 * 5
@@ -140,12 +140,12 @@ def test_the_laptop_has_the_rows_with_2_and_1_heads():
     assert {trial.seed for trial in EXPERIMENTS["table1"].trials("laptop")} == {0, 1, 2}
 
 
-def test_cells_that_tables_share_are_one():
-    one, four = (make_plan([EXPERIMENTS[name]], "laptop").trials for name in ("table1", "table4"))
-    both = make_plan([EXPERIMENTS["table1"], EXPERIMENTS["table4"]], "laptop").trials
+def test_trials_that_tables_share_are_one():
+    one, four = (reproduction_plan([EXPERIMENTS[name]], "laptop").trials for name in ("table1", "table4"))
+    both = reproduction_plan([EXPERIMENTS["table1"], EXPERIMENTS["table4"]], "laptop").trials
     assert len(both) == len(one) + len(four) - 2 * 3 * 3  # mgk and smgk with a head, three tasks, three seeds
     all_models = {trial for experiment in EXPERIMENTS.values() for trial in experiment.trials("laptop")}
-    assert len({trial.name for trial in all_models}) == len(all_models)
+    assert len({str(trial) for trial in all_models}) == len(all_models)
 
 
 def test_more_tasks_can_be_chosen():
@@ -206,7 +206,7 @@ def test_the_settings_of_the_paper_take_optimizer_steps(task, tmp_path, monkeypa
         assert summary.parameters > 16 * (2 * 128 * 2048)
 
 
-def test_a_cell_knows_its_place(tmp_path):
+def test_a_trial_has_a_path(tmp_path):
     trial = Trial("laptop", "text", ModelSpec("smgk", 1, e_step="hard"), 2)
-    assert trial.name == "laptop/text/smgk-1h-e_step-hard-seed-2"
-    assert trial.place(tmp_path, ".json") == tmp_path / "laptop" / "text" / "smgk-1h-e_step-hard-seed-2.json"
+    assert str(trial) == "laptop/text/smgk-1h-e_step-hard-seed-2"
+    assert trial.path(tmp_path, ".json") == tmp_path / "laptop" / "text" / "smgk-1h-e_step-hard-seed-2.json"

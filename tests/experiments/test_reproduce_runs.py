@@ -1,4 +1,4 @@
-"""Cells are run once, stored, continued in the middle, and looked into."""
+"""Trials are run once, stored, continued after an interruption, and analyzed."""
 
 import os
 import signal
@@ -11,13 +11,15 @@ import pytest
 from mgk._util.errors import Interrupted
 from mgk.analysis.cost_model import model_parameters
 from mgk.data.errors import DataError
-from mgk.experiments.artifacts import find_runs, gather, read_analysis
-from mgk.experiments.reproduce.collect import collect_results, rank_examples
-from mgk.experiments.reproduce.paper_costs import sizes_of
+from mgk.experiments.artifacts import gather
+from mgk.experiments.model_analysis import rank_examples
+from mgk.experiments.model_spec import ModelSpec, sizes_of
+from mgk.experiments.plan import Plan, check_data, reproduction_plan
+from mgk.experiments.reproduce.collect import collect_results
 from mgk.experiments.reproduce.registry import EXPERIMENTS
-from mgk.experiments.reproduce.run import Plan, check_data, make_plan, run_plan, runs_folder
 from mgk.experiments.result_store import ResultStore
-from mgk.experiments.trials import ModelSpec, Trial
+from mgk.experiments.runner import default_runs_folder, run_plan
+from mgk.experiments.trials import Trial
 from mgk.training.errors import TrainingError
 from mgk.training.recipe import load_recipe
 from mgk.training.tasks import open_data
@@ -43,30 +45,28 @@ def _data_folder(tmp_path_factory):
 
 
 def small(task: str, model: ModelSpec, seed: int = 0, **changes: object) -> Trial:
-    """A trial that takes a moment: one with a recipe of its own."""
-    trial = Trial("smoke", task, model, seed)
-    overrides = {**SMALL, **model.overrides, "seed": seed, **{k.replace("__", "."): v for k, v in changes.items()}}
-    trial.__dict__["recipe"] = load_recipe(task, "smoke", overrides=overrides)
-    return trial
+    """A trial that takes a moment."""
+    return Trial("smoke", task, model, seed, {**SMALL, **{k.replace("__", "."): v for k, v in changes.items()}})
 
 
-def plan_of(*trials: Trial, looks: tuple[Trial, ...] = ()) -> Plan:
-    return Plan(trials, frozenset(looks), dict.fromkeys(trials, "mgk reproduce table1 --preset smoke"), 6)
+def plan_of(*trials: Trial, analyzed: tuple[Trial, ...] = (), **options: object) -> Plan:
+    commands = dict.fromkeys(trials, "mgk reproduce table1 --preset smoke")
+    return Plan(trials, commands, frozenset(analyzed), rank_samples=6, **options)
 
 
-def test_cells_are_run_once_and_looked_into(tmp_path):
+def test_trials_are_run_once_and_analyzed(tmp_path):
     results, runs = ResultStore(tmp_path / "results"), tmp_path / "runs"
     mgk, linear = small("retrieval", ModelSpec("mgk", 2)), small("listops", ModelSpec("linear", 1))
-    plan = plan_of(mgk, linear, looks=(mgk,))
+    plan = plan_of(mgk, linear, analyzed=(mgk,))
     done, parts = [], []
-    tell = {"on_progress": lambda trial, part: parts.append(part), "on_done": lambda trial, _: done.append(trial)}
-    run_plan(plan, results, runs, jobs=2, **tell)
+    calls = {"on_progress": lambda trial, part: parts.append(part), "on_done": lambda item: done.append(item.trial)}
+    run_plan(plan, results, runs, jobs=2, **calls)
     assert set(done) == {mgk, linear}
     assert all(0 <= part <= 1 for part in parts)
     assert len(parts) > 10
     record = results.read(mgk)
     assert record is not None
-    assert record.data.label == "Retrieval (made-up sample)"
+    assert record.data.label == "Retrieval (synthetic sample)"
     assert 0.5 <= record.data.chance < 0.8  # of 16 examples, drawn at random
     assert record.data.is_synthetic
     assert record.machine["threads"] == max(1, (os.cpu_count() or 1) // 2)
@@ -78,32 +78,43 @@ def test_cells_are_run_once_and_looked_into(tmp_path):
     text = results.path(mgk).read_text()
     assert str(tmp_path) not in text
     assert os.path.expanduser("~") not in text
-    seen = read_analysis(results, mgk)
-    assert seen is not None
-    assert seen.maps.weights.shape[:2] == (1, 2)
-    assert len(seen.ranks[0].ranks) == 6
-    assert len(seen.head_similarity) == 16
-    assert len(seen.usage[0].prior) == 2
-    assert not (mgk.place(runs) / "checkpoints").exists()
-    assert (mgk.place(runs) / "model").is_dir()
+    analysis = results.read_analysis(mgk)
+    assert analysis is not None
+    assert analysis.maps.weights.shape[:2] == (1, 2)
+    assert len(analysis.ranks[0].ranks) == 6
+    assert len(analysis.head_similarity) == 16
+    assert len(analysis.usage[0].prior) == 2
+    assert not (mgk.path(runs) / "checkpoints").exists()
+    assert (mgk.path(runs) / "model").is_dir()
 
     done.clear()
-    run_plan(plan, results, runs, **tell)
+    run_plan(plan, results, runs, **calls)
     assert done == []
 
-    records = collect_results(find_runs(runs))
+    results.analysis_path(mgk).unlink()
+    trained = (mgk.path(runs) / "summary.json").stat().st_mtime_ns
+    run_plan(plan, results, runs, **calls)  # the analysis alone is made anew
+    assert done == [mgk]
+    assert results.read_analysis(mgk) is not None
+    assert (mgk.path(runs) / "summary.json").stat().st_mtime_ns == trained
+
+    done.clear()
+    run_plan(plan_of(linear, overwrite="all"), results, runs, **calls)
+    assert done == [linear]
+
+    records = collect_results(runs)
     assert {item.trial for item in records} == {mgk, linear}
     assert len(gather(ResultStore(runs), "smoke", records=records).others) == 2  # none has the recipe of its table
 
 
 def test_ranks_are_taken_of_whole_segments_of_both_splits():
     data = open_data(load_recipe("wikitext-2", "smoke", overrides={"data.max_length": 48}).data)
-    sampled = rank_examples(data, ("test", "validation"))
+    sampled = rank_examples(data, "validation")
     sizes = [sampled[number]["input_ids"].shape[-1] for number in range(len(sampled))]
     assert set(sizes) == {48}
     every = [example["input_ids"].shape[-1] for split in ("test", "validation") for example in whole(data, split)]
     assert len(sizes) == every.count(48) < len(every)
-    assert len(rank_examples(data, ("test", "test"))) < len(sizes)
+    assert len(rank_examples(data, "test")) < len(sizes)
 
 
 def whole(data, split):
@@ -111,7 +122,7 @@ def whole(data, split):
     return [examples[number] for number in range(len(examples))]
 
 
-def test_an_interrupted_cell_goes_on_where_it_was(tmp_path):
+def test_an_interrupted_trial_continues(tmp_path):
     results, runs = ResultStore(tmp_path / "results"), tmp_path / "runs"
     trial = small(
         "listops", ModelSpec("mgk", 1), training__max_steps=200, training__save_every=10, evaluation__every=200
@@ -119,12 +130,12 @@ def test_an_interrupted_cell_goes_on_where_it_was(tmp_path):
 
     def stop_when_saved() -> None:
         end = time.monotonic() + 100
-        while not list(trial.place(runs).glob("checkpoints/step-*")) and time.monotonic() < end:
+        while not list(trial.path(runs).glob("checkpoints/step-*")) and time.monotonic() < end:
             time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=stop_when_saved, daemon=True).start()
-    with pytest.raises(Interrupted, match="the same command goes on where it was"):
+    with pytest.raises(Interrupted, match="the same command continues from the last checkpoint"):
         run_plan(plan_of(trial), results, runs)
     assert not results.has(trial)
     parts: list[float] = []
@@ -135,7 +146,7 @@ def test_an_interrupted_cell_goes_on_where_it_was(tmp_path):
     assert record.machine["sessions"] == 2
 
 
-def test_a_cell_that_fails_leaves_the_others(tmp_path):
+def test_a_trial_that_fails_leaves_the_others(tmp_path):
     results = ResultStore(tmp_path / "results")
     good = small("listops", ModelSpec("softmax", 1))
     bad = small("listops", ModelSpec("mgk", 1), training__learning_rate=1e30, training__max_grad_norm=0.0)
@@ -145,17 +156,17 @@ def test_a_cell_that_fails_leaves_the_others(tmp_path):
     assert not results.has(bad)
 
 
-def test_absent_data_are_told_before_anything_is_trained():
-    trials = make_plan([EXPERIMENTS["table1"], EXPERIMENTS["table3"]], "laptop").trials
+def test_absent_data_are_an_error_before_anything_is_trained():
+    trials = reproduction_plan([EXPERIMENTS["table1"], EXPERIMENTS["table3"]], "laptop").trials
     with pytest.raises(DataError) as error:
         check_data(trials)
     for task in ("text", "retrieval", "wikitext-2"):
         assert f"then run: mgk data prepare {task} --source PATH" in str(error.value)
-    check_data([replace(trial, preset="smoke") for trial in trials])
+    check_data([replace(trial, preset="smoke", overrides={}) for trial in trials])
 
 
-def test_runs_live_where_the_user_says(monkeypatch, tmp_path):
+def test_runs_are_where_the_user_says(monkeypatch, tmp_path):
     monkeypatch.setenv("MGK_RUNS", str(tmp_path))
-    assert runs_folder() == tmp_path
+    assert default_runs_folder() == tmp_path
     monkeypatch.delenv("MGK_RUNS")
-    assert runs_folder().parts[-2:] == ("runs", "reproduce")
+    assert default_runs_folder().parts[-2:] == ("runs", "reproduce")

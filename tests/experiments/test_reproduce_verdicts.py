@@ -7,16 +7,16 @@ from math import inf, isinf
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made_up_results import MGK, SMGK, SOFTMAX, analysis, everything, record
+from synthetic_results import MGK, SMGK, SOFTMAX, analysis, everything, record
 
 from mgk.analysis.confidence_intervals import Interval, student_interval
 from mgk.experiments.evidence.claims import CLAIMS, verdicts, verdicts_json
 from mgk.experiments.evidence.decision_rules import CONFIRMED, CONTRADICTED, INCONCLUSIVE, NOT_MEASURED, decide
 from mgk.experiments.evidence.effects import ExperimentResults, difference_of_means, is_above_chance, mean_of
+from mgk.experiments.model_spec import ModelSpec
 from mgk.experiments.render.tables import difference_caption, difference_rows, header, make_table, markdown, text_rows
 from mgk.experiments.reproduce.published import LRA
 from mgk.experiments.reproduce.registry import EXPERIMENTS
-from mgk.experiments.trials import ModelSpec
 
 SOFTMAX_1 = ModelSpec("softmax", 1)
 

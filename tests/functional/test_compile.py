@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import mgk
-from mgk.functional.mixture import score_features
-from support.cases import BACKENDS, call_of, make_case
+from mgk.functional.mixture.features import score_features
+from support.cases import BACKENDS, inputs_of, make_case
 
 
 def compiled(function):
@@ -90,21 +90,25 @@ def test_operators_pass_opcheck(function, mask, e_step, variance):
     case = make_case(function, sizes=(1, 2, 9, 8, 4, 3, 2), mask=mask, prior="component", variance=variance)
     if variance is not None:
         case.tensors["variance"].requires_grad_()
-    call = call_of(case)._replace(e_step=e_step)
-    form = score_features.from_call(call, takes_affine=True)
-    assert (form.affine is not None) == (variance is not None and mask != "float" and e_step == "soft")
-    form = [x if x is None else x.detach().requires_grad_() for x in form]
-    if call.attn_mask is not None and call.attn_mask.is_floating_point():
-        call.attn_mask.requires_grad_()
+    inputs = inputs_of(case)._replace(e_step=e_step)
+    features = score_features(inputs, with_affine=True)
+    assert (features.score_affine is not None) == (variance is not None and mask != "float" and e_step == "soft")
+    features = [x if x is None else x.detach().requires_grad_() for x in features]
+    if inputs.attn_mask is not None and inputs.attn_mask.is_floating_point():
+        inputs.attn_mask.requires_grad_()
     is_hard = e_step == "hard"
-    arguments = (*form, call.value.clone().requires_grad_(), call.attn_mask, None, is_hard, True, 0.0)
+    arguments = (*features, inputs.value.clone().requires_grad_(), inputs.attn_mask, None, is_hard, True, 0.0)
     torch.library.opcheck(torch.ops.mgk.blockwise_forward.default, arguments)
     if "cpu" in BACKENDS and mask != "float":  # cpu has no gradient for it
         torch.library.opcheck(torch.ops.mgk.cpu_forward.default, arguments)
-    detached = [x if x is None else x.detach() for x in form]
-    mask = None if call.attn_mask is None else call.attn_mask.detach()
-    arguments = (*detached[:4], mask, torch.ones(1, 9, dtype=torch.bool), call.query, is_hard, False)
-    torch.library.opcheck(torch.ops.mgk.responsibility_moments.default, arguments)
+    detached = [x if x is None else x.detach() for x in features]
+    mask = None if inputs.attn_mask is None else inputs.attn_mask.detach()
+    query_mask = torch.ones(1, 9, dtype=torch.bool)
+    for points in (None, inputs.query):
+        arguments = (*detached[:4], mask, query_mask, points, is_hard, False)
+        torch.library.opcheck(torch.ops.mgk.blockwise_statistics.default, arguments)
+        if "cpu" in BACKENDS and points is None:  # cpu has no moments
+            torch.library.opcheck(torch.ops.mgk.cpu_statistics.default, arguments)
 
 
 @pytest.mark.skipif("cpu" not in BACKENDS, reason="the kernels are not built")
@@ -119,7 +123,7 @@ def test_decoding_passes_opcheck_and_compiles():
 
 def test_other_operators_pass_opcheck():
     query, keys = torch.rand(1, 2, 9, 4), torch.rand(1, 2, 3, 8, 4)
-    torch.library.opcheck(torch.ops.mgk.linear_responsibility_counts.default, (query, keys, None, None, True))
+    torch.library.opcheck(torch.ops.mgk.linear_counts.default, (query, keys, None, True))
     torch.library.opcheck(torch.ops.mgk.favor_projection.default, (query, 7, 0))
 
 

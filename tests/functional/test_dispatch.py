@@ -1,24 +1,23 @@
-"""What ``auto`` chooses, and what a backend says when it cannot serve a call."""
+"""Which backend is selected, for attention and for statistics, and the reason if it cannot serve the inputs."""
 
 import pytest
 import torch
 
 import mgk
-from mgk.functional.mixture import dispatch
-from mgk.functional.mixture.api import checked_call
+from mgk.functional.backends import BACKENDS, select
+from mgk.functional.linear.inputs import validate_inputs as validate_linear_inputs
 from mgk.functional.mixture.backends import cpu_kernels
+from mgk.functional.mixture.inputs import validate_inputs
 
 
-def make_call(num_queries=200, num_keys=200, mixtures=2, shifted=False, **options):
+def make_inputs(num_queries=200, num_keys=200, mixtures=2, shifted=False, **options):
     query, value = torch.randn(1, 2, num_queries, 8), torch.randn(1, 2, num_keys, 8)
     keys = torch.randn(1, 2, 1 if shifted else mixtures, num_keys, 8)
-    defaults = {"log_prior": None, "variance": None, "kernel": "gaussian", "e_step": "soft", "attn_mask": None}
-    defaults |= {"is_causal": False, "dropout_p": 0.0}
     shifts = torch.randn(2, mixtures, 8) if shifted else None
-    return checked_call(query, keys, shifts, value, **(defaults | options))
+    return validate_inputs(query, keys, value, shifts=shifts, **options)
 
 
-# the call, what serves it with the kernels, and without
+# the inputs, the backend with the kernels, and without
 CHOICES = [
     ({}, "cpu", "sdpa"),
     ({"shifted": True}, "cpu", "sdpa"),
@@ -34,24 +33,56 @@ CHOICES = [
     ({"mixtures": 9, "e_step": "hard"}, "blockwise", "blockwise"),
     ({"attn_mask": torch.zeros(200, 200, requires_grad=True)}, "blockwise", "blockwise"),
     ({"attn_mask": torch.zeros(200, 200)}, "cpu", "sdpa"),
-    ({"num_queries": 1, "num_keys": 50_000}, "cpu", "reference"),
-    ({"num_queries": 1, "num_keys": 20}, "cpu", "reference"),
-    ({"num_queries": 1, "num_keys": 20, "mixtures": 9}, "reference", "reference"),
-    ({"num_queries": 20, "num_keys": 20}, "reference", "reference"),
+    ({"num_queries": 1, "num_keys": 50_000}, "cpu", "eager"),
+    ({"num_queries": 1, "num_keys": 20}, "cpu", "eager"),
+    ({"num_queries": 1, "num_keys": 20, "mixtures": 9}, "eager", "eager"),
+    ({"num_queries": 20, "num_keys": 20}, "eager", "eager"),
 ]
 
 
 @pytest.mark.parametrize(("options", "with_kernels", "without"), CHOICES)
 def test_auto_takes_the_fastest_exact_backend(options, with_kernels, without, monkeypatch):
-    call = make_call(**options)
+    inputs = make_inputs(**options)
     if cpu_kernels.STATUS == "ready":
-        assert dispatch.choose(call) == with_kernels
+        assert select("softmax", inputs).name == with_kernels
     monkeypatch.setattr(cpu_kernels, "STATUS", "not built")
-    assert dispatch.choose(call) == without
+    assert select("softmax", inputs).name == without
+
+
+@pytest.mark.parametrize("backend", mgk.available_backends())
+@pytest.mark.parametrize("task", ["counts", "moments"])
+@pytest.mark.parametrize("num_keys", [20, 400])
+def test_a_named_backend_computes_the_statistics_too_where_it_has_them(backend, task, num_keys):
+    if mgk.available_backends()[backend] != "ready":
+        pytest.skip("not ready")
+    lacks = backend == "sdpa" or (backend == "cpu" and task == "moments")
+    inputs = make_inputs(num_keys=num_keys, e_step="soft")
+    expected = select("softmax", inputs, "auto", task).name if lacks else backend
+    assert select("softmax", inputs, backend, task).name == expected
+
+
+@pytest.mark.parametrize(("variant", "variance"), [("mgk", "constant"), ("smgk", "em"), ("mlk", "constant")])
+@pytest.mark.parametrize("backend", ["blockwise", "reference"])
+def test_a_module_counts_with_the_backend_that_it_names(variant, variance, backend, monkeypatch):
+    used = []
+    for name, known in BACKENDS["linear" if variant == "mlk" else "softmax"].items():
+        original = known.statistics
+        monkeypatch.setattr(known, "statistics", lambda *x, n=name, f=original: used.append(n) or f(*x))
+    attn = mgk.nn.MixtureAttention(8, 2, variant=variant, prior="em", variance=variance, backend=backend)
+    attn(torch.randn(2, 7, 8))
+    assert used == [backend]
+    assert attn.prior.counts.sum() > 0
+
+
+def test_the_linear_family_is_selected_alike():
+    inputs = validate_linear_inputs(torch.randn(1, 2, 9, 4), torch.randn(1, 2, 3, 9, 4))
+    for task in ("attention", "counts"):
+        names = [select("linear", inputs, name, task).name for name in ("auto", "blockwise", "reference")]
+        assert names == ["blockwise", "blockwise", "reference"]
 
 
 def test_available_backends_are_named_with_their_state(monkeypatch):
-    always = {"reference": "ready", "blockwise": "ready", "sdpa": "ready"}
+    always = dict.fromkeys(("reference", "eager", "blockwise", "sdpa"), "ready")
     assert mgk.available_backends() == always | {"cpu": cpu_kernels.STATUS}
     monkeypatch.setattr(cpu_kernels, "STATUS", "not built: there was no C++ compiler")
     assert mgk.available_backends() == always | {"cpu": "not built: there was no C++ compiler"}

@@ -58,7 +58,7 @@ ATTENTION = [
     (
         {"backend": "gpu"},
         ValueError,
-        "backend must be one of 'auto', 'reference', 'blockwise', 'sdpa', 'cpu', got 'gpu'",
+        "backend must be one of 'auto', 'reference', 'eager', 'blockwise', 'sdpa', 'cpu', got 'gpu'",
     ),
 ]
 

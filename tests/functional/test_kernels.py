@@ -1,26 +1,37 @@
-"""The compiled kernels: every instruction set, decoding, statistics, determinism, threads, forks and refusals."""
+"""The compiled kernels: instruction sets, decoding, statistics, determinism, threads, forks and error messages."""
 
+import contextlib
 import ctypes
 import itertools
+import re
+from pathlib import Path
 
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
 import mgk
-from mgk.functional.mixture import em_statistics, reference
+from mgk.functional.mixture import em_statistics
 from mgk.functional.mixture.backends import cpu_kernels
-from support.cases import FUNCTIONS, call_of, largest_errors, make_case
+from support.cases import FUNCTIONS, inputs_of, largest_errors, make_case
 
 pytestmark = pytest.mark.skipif(cpu_kernels.STATUS != "ready", reason=f"the kernels are {cpu_kernels.STATUS}")
 
 SETS = cpu_kernels.supported_instruction_sets()
 
 
+@contextlib.contextmanager
+def use_instruction_set(name, monkeypatch):
+    monkeypatch.setenv(cpu_kernels.INSTRUCTION_SET_VARIABLE, name)
+    cpu_kernels.instruction_set.cache_clear()  # the variable is read once per process
+    yield
+    cpu_kernels.instruction_set.cache_clear()
+
+
 @pytest.fixture(params=SETS)
 def instruction_set(request, monkeypatch):
-    monkeypatch.setenv(cpu_kernels.INSTRUCTION_SET_VARIABLE, request.param)
-    return request.param
+    with use_instruction_set(request.param, monkeypatch):
+        yield request.param
 
 
 @pytest.mark.parametrize(
@@ -137,9 +148,9 @@ def test_counts_with_every_instruction_set(instruction_set, function, e_step):
         function, sizes=(2, 2, 70, 140, 5, 6, 3), prior="component", e_step=e_step, mask="pair", is_causal=True
     )
     query_mask = torch.rand(2, 70) > 0.3
-    call = call_of(case)
-    expected = reference.m_step(call, query_mask).counts
-    torch.testing.assert_close(em_statistics.counts(call, query_mask), expected, atol=1e-10, rtol=0)
+    inputs = inputs_of(case)
+    expected = em_statistics.counts(inputs, query_mask, "reference")
+    torch.testing.assert_close(em_statistics.counts(inputs, query_mask, "cpu"), expected, atol=1e-10, rtol=0)
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
@@ -214,9 +225,15 @@ def test_what_the_kernels_cannot_serve_is_refused_with_a_reason():
 
 
 def test_an_instruction_set_that_is_not_there_is_named(monkeypatch):
-    monkeypatch.setenv(cpu_kernels.INSTRUCTION_SET_VARIABLE, "sse9")
-    with pytest.raises(ValueError, match=f"MGK_INSTRUCTION_SET must be one of {', '.join(SETS)} here, got 'sse9'"):
+    message = f"MGK_INSTRUCTION_SET must be one of {', '.join(SETS)} here, got 'sse9'"
+    with use_instruction_set("sse9", monkeypatch), pytest.raises(ValueError, match=message):
         cpu_kernels.instruction_set()
+
+
+def test_an_instruction_set_that_is_chosen_stays(instruction_set, monkeypatch):
+    assert cpu_kernels.instruction_set() == instruction_set
+    monkeypatch.setenv(cpu_kernels.INSTRUCTION_SET_VARIABLE, "sse9")
+    assert cpu_kernels.instruction_set() == instruction_set
 
 
 def test_a_missing_or_broken_library_says_what_to_do(tmp_path):
@@ -225,15 +242,58 @@ def test_a_missing_or_broken_library_says_what_to_do(tmp_path):
     assert str(cpu_kernels._load(tmp_path)).startswith("not loadable")
 
 
-def test_sizes_and_pointers_are_checked_before_they_are_used():
-    library = cpu_kernels._library
-    assert library.mgk_forward(None, 0) == 2
+FIELDS = cpu_kernels.AttentionParams._fields_
+OTHER_LAYOUTS = {
+    "a new name": (
+        [*FIELDS[:-1], ("tallies", ctypes.c_void_p)],
+        "has AttentionParams.counts .* AttentionParams.tallies",
+    ),
+    "a swap": (
+        [FIELDS[1], FIELDS[0], *FIELDS[2:]],
+        "has AttentionParams.batch_size 0 8 .* AttentionParams.num_heads 0 8",
+    ),
+    "another size": ([*FIELDS[:-1], ("counts", ctypes.c_int32)], r"has AttentionParams.counts (\d+) 8 .* \1 4"),
+    "a field more": (
+        [*FIELDS, ("extra", ctypes.c_int64)],
+        r"has AttentionParams 0 \d+ in place of AttentionParams.extra",
+    ),
+}
+
+
+@pytest.mark.parametrize("layout", OTHER_LAYOUTS)
+def test_a_library_with_other_structs_is_refused_by_field(layout, monkeypatch):
+    folder = Path(cpu_kernels._library._name).parent
+    assert isinstance(cpu_kernels._load(folder), ctypes.CDLL)
+    fields, difference = OTHER_LAYOUTS[layout]
+    other = type("AttentionParams", (ctypes.Structure,), {"_fields_": fields})
+    monkeypatch.setattr(cpu_kernels, "AttentionParams", other)
+    message = cpu_kernels._load(folder)
+    assert re.match(rf"built for another version of mgk \(it {difference}.*\); install a C\+\+ compiler", message)
+
+
+def test_a_library_that_reports_nothing_is_of_another_version(monkeypatch, tmp_path):
+    (tmp_path / "_kernels.so").touch()
+    monkeypatch.setattr(ctypes, "CDLL", lambda path: ctypes.PyDLL(None))
+    assert str(cpu_kernels._load(tmp_path)).startswith("built for another version of mgk (")
+
+
+def test_the_library_checks_sizes_and_pointers_before_it_uses_them():
+    library, best = cpu_kernels._library, SETS[-1].encode()
+    sizes = ("batch_size", "num_heads", "num_components", "num_queries", "num_keys", "num_features", "num_threads")
+    assert library.mgk_forward(None, best) == 2
     for name in ("forward", "backward", "count"):
-        empty = cpu_kernels._Problem()
-        assert getattr(library, f"mgk_{name}")(ctypes.byref(empty), 0) == 1
-        sized = cpu_kernels._Problem(
-            batch=1, heads=1, mixtures=1, num_queries=1, num_keys=1, width=1, value_width=1, threads=1
+        function = getattr(library, f"mgk_{name}")
+        assert function(ctypes.byref(cpu_kernels.AttentionParams()), best) == 1
+        sized = cpu_kernels.AttentionParams(**dict.fromkeys(sizes, 1))
+        assert function(ctypes.byref(sized), best) == 2
+        too_many = cpu_kernels.AttentionParams(
+            **dict.fromkeys(sizes, 1) | {"num_components": cpu_kernels.MAX_COMPONENTS + 1}
         )
-        assert getattr(library, f"mgk_{name}")(ctypes.byref(sized), 0) == 2
-    assert library.mgk_decode(ctypes.byref(cpu_kernels._Decode()), 0) == 1
-    assert library.mgk_supports(99) == 0
+        assert function(ctypes.byref(too_many), best) == 1
+    assert library.mgk_decode(ctypes.byref(cpu_kernels.DecodeParams()), best) == 1
+
+
+def test_the_library_refuses_an_unknown_instruction_set(monkeypatch):
+    monkeypatch.setattr(cpu_kernels, "instruction_set", lambda: "sse9")
+    with pytest.raises(RuntimeError, match="the processor lacks the instruction set"):
+        attend_once(0)

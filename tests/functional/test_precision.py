@@ -8,7 +8,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import mgk
 from mgk.functional.mixture.backends import sdpa
-from support.cases import BACKENDS, FUNCTIONS, Case, call_of, largest_errors, make_case
+from support.cases import BACKENDS, FUNCTIONS, Case, inputs_of, largest_errors, make_case
 
 N, D = 512, 32
 SIZES = (1, 2, N, N, D, D, 2)
@@ -236,7 +236,7 @@ def test_the_bias_in_three_bfloat16_columns_is_precise(scale):
     case = rounded(make_case(sizes=SIZES, prior="component", scale=scale), torch.bfloat16)
     truth = case.run("reference")["output"]
     case.tensors = {name: x.bfloat16() if name != "log_prior" else x.float() for name, x in case.tensors.items()}
-    out = sdpa._split_bias(call_of(case))
+    out = sdpa._split_bias(inputs_of(case))
     assert out.dtype == torch.bfloat16
     assert (out.double() - truth).abs().max() <= 2 * softmax_errors(torch.bfloat16, scale, 0)[0] * truth.abs().max()
 

@@ -6,26 +6,30 @@ import pytest
 import torch
 
 import mgk
-from mgk.functional.mixture import em_statistics, reference
-from mgk.functional.mixture.api import checked_call
-from support.cases import call_of, make_case
+from mgk.functional.backends import BACKENDS
+from mgk.functional.mixture import em_statistics
+from mgk.functional.mixture.features import score_features
+from mgk.functional.mixture.inputs import validate_inputs
+from support.cases import BACKENDS as NAMES
+from support.cases import inputs_of, make_case
 
 
 @pytest.mark.parametrize(
     ("function", "e_step", "mask", "is_causal"),
     list(itertools.product(("mixture", "shifted"), ("soft", "hard"), (None, "key", "pair", "float"), (False, True))),
 )
-def test_blocks_equal_the_materialised_m_step(function, e_step, mask, is_causal):
+def test_every_backend_equals_the_reference(function, e_step, mask, is_causal):
     case = make_case(
         function, sizes=(2, 2, 70, 75, 5, 4, 3), prior="component", e_step=e_step, mask=mask, is_causal=is_causal
     )
     query_mask = torch.rand(2, 70) > 0.3
-    call, log_prior = call_of(case), case.tensors["log_prior"]
-    expected = reference.m_step(call, query_mask, log_prior)
-    result = em_statistics.m_step(call, query_mask, log_prior)
-    for name, a, b in zip(expected._fields, result, expected, strict=True):
-        torch.testing.assert_close(a, b, atol=1e-9, rtol=1e-9, msg=name)
-    torch.testing.assert_close(em_statistics.counts(call, query_mask), expected.counts)
+    inputs, log_prior = inputs_of(case), case.tensors["log_prior"]
+    expected = em_statistics.m_step(inputs, query_mask, log_prior, "reference")
+    for backend in ("auto", *NAMES):
+        result = em_statistics.m_step(inputs, query_mask, log_prior, backend)
+        for name, a, b in zip(expected._fields, result, expected, strict=True):
+            torch.testing.assert_close(a, b, atol=1e-9, rtol=1e-9, msg=f"{backend}: {name}")
+        torch.testing.assert_close(em_statistics.counts(inputs, query_mask, backend), expected.counts)
 
 
 def log_likelihood(query, keys, log_prior, variance):
@@ -78,9 +82,8 @@ def test_no_matrix_of_all_pairs_is_made():
             return out
 
     query, keys = torch.randn(1, 1, length, 2), torch.randn(1, 1, 2, length, 2)
-    call = checked_call(query, keys, None, query, None, None, "gaussian", "soft", None, False, 0.0)
     with Watch():
-        # below the dispatcher an operator is one call, so its own code is run here
-        form = em_statistics.bilinear.from_call(call)
-        em_statistics._responsibility_moments(*form[:4], None, None, query, False, False)
+        # to the dispatcher an operator is one call, so its implementation is called here
+        features = score_features(validate_inputs(query, keys))
+        BACKENDS["softmax"]["blockwise"].flat_statistics(*features[:4], None, None, query, False, False)
     assert biggest < length * length / 4

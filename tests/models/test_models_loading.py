@@ -134,7 +134,7 @@ def test_attention_starts_as_the_module_alone_does(variant):
 
 def test_missing_weights_of_every_kind_are_drawn_as_at_the_start(tmp_path, monkeypatch):
     """Loading raises for them; below that check, transformers must have called our initialisation for each."""
-    monkeypatch.setattr("mgk.models.loading.check_weights", lambda *args: set())
+    monkeypatch.setattr("mgk.models.modeling.check_weights", lambda *args: set())
     options = {"prior": "em", "variance": "em", "pooling": "cls"}
     variants = [("smgk", options), ("mgk", {"variance": "learned"}), ("mlk", {"feature_map": "favor"})]
     for number, (variant, changes) in enumerate(variants):

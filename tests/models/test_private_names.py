@@ -71,7 +71,7 @@ def test_the_report_of_missing_weights_is_hidden_and_replaced(tmp_path, monkeypa
     assert "classifier.dense.bias" in caplog.text
     assert "train them before use" in caplog.text
     assert LOAD_REPORT[1] not in caplog.text
-    monkeypatch.setattr("mgk.models.loading.LOAD_REPORT", (LOAD_REPORT[0], "no such text"))
+    monkeypatch.setattr("mgk.models.modeling.LOAD_REPORT", (LOAD_REPORT[0], "no such text"))
     MgkForSequenceClassification.from_pretrained(tmp_path)
     assert LOAD_REPORT[1] in caplog.text
 

@@ -9,39 +9,41 @@ import torch
 
 from mgk.functional.mixture.backends import cpu_kernels
 
-DOORS = ("forward", "backward", "count", "decode")
+FUNCTIONS = ("forward", "backward", "count", "decode")
 _worker = subprocess.Popen(os.environ["MGK_NEON_WORKER"].split(), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-_plain_data_ptr = torch.Tensor.data_ptr
+_original_data_ptr = torch.Tensor.data_ptr
 # By the address that a struct will hold: the memory around it.
 _storages: dict[int, torch.UntypedStorage] = {}
 
 
 def _data_ptr(tensor: torch.Tensor) -> int:
-    address = _plain_data_ptr(tensor)
+    address = _original_data_ptr(tensor)
     _storages[address] = tensor.untyped_storage()
     return address
 
 
-def _call(name: str, problem: ctypes.Structure) -> None:
+def _call(name: str, params: ctypes.Structure) -> None:
     assert _worker.stdin is not None
     assert _worker.stdout is not None
-    size = ctypes.sizeof(problem)
+    size = ctypes.sizeof(params)
     pointers = {
-        getattr(type(problem), field).offset: getattr(problem, field)
-        for field, kind in type(problem)._fields_
-        if kind is ctypes.c_void_p and getattr(problem, field)
+        getattr(type(params), field).offset: getattr(params, field)
+        for field, kind in type(params)._fields_
+        if kind is ctypes.c_void_p and getattr(params, field)
     }
     storages = {field: _storages[address] for field, address in pointers.items()}
-    _worker.stdin.write(struct.pack("qq", DOORS.index(name), size) + bytes(problem) + struct.pack("q", len(pointers)))
+    _worker.stdin.write(
+        struct.pack("qq", FUNCTIONS.index(name), size) + bytes(params) + struct.pack("q", len(pointers))
+    )
     for field, address in pointers.items():
         start, length = storages[field].data_ptr(), storages[field].nbytes()
         _worker.stdin.write(struct.pack("qqq", field, address - start, length) + ctypes.string_at(start, length))
     _worker.stdin.flush()
-    (code,) = struct.unpack("q", _worker.stdout.read(8))
+    (status,) = struct.unpack("q", _worker.stdout.read(8))
     for storage in storages.values():
         ctypes.memmove(storage.data_ptr(), _worker.stdout.read(storage.nbytes()), storage.nbytes())
     _storages.clear()
-    assert code == 0, f"mgk_{name} gave {code}"
+    assert status == 0, f"mgk_{name} returned {status}"
 
 
 cpu_kernels._call = _call

@@ -1,27 +1,27 @@
-// The kernels' doors behind two pipes: each request holds a door's number, its struct, and the memory that the struct points
-// to; the answer is the code that the door returned, and that memory again.
+// The kernels behind two pipes. A request holds the function's number, its struct, and the memory that the struct points
+// to; the answer is the function's status, and that memory again.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <vector>
 
-#include "../../src/mgk/csrc/problem.h"
+#include "../../src/mgk/csrc/params.h"
 
 extern "C" {
-int mgk_forward(const Problem*, int);
-int mgk_backward(const Problem*, int);
-int mgk_count(const Problem*, int);
-int mgk_decode(const Decode*, int);
+int mgk_forward(const AttentionParams*, const char*);
+int mgk_backward(const AttentionParams*, const char*);
+int mgk_count(const AttentionParams*, const char*);
+int mgk_decode(const DecodeParams*, const char*);
 }
 
 struct Block {
-    int64_t field;   // where in the struct the pointer stands
-    int64_t offset;  // of what it points to, in its memory
+    int64_t field;   // offset of the pointer in the struct
+    int64_t offset;  // of the address in its memory
     std::vector<char> memory;
 };
 
 static void read_all(void* to, size_t size) {
-    if (fread(to, 1, size, stdin) != size) std::exit(0);  // the other side has gone
+    if (fread(to, 1, size, stdin) != size) std::exit(0);  // end of input
 }
 
 static int64_t read_number() {
@@ -32,7 +32,7 @@ static int64_t read_number() {
 
 int main() {
     for (;;) {
-        const int64_t door = read_number();
+        const int64_t function = read_number();
         std::vector<char> call(read_number());
         read_all(call.data(), call.size());
         std::vector<Block> blocks(read_number());
@@ -44,13 +44,13 @@ int main() {
             char* start = block.memory.data() + block.offset;
             std::memcpy(call.data() + block.field, &start, sizeof start);
         }
-        const auto* problem = reinterpret_cast<const Problem*>(call.data());
-        const auto* decode = reinterpret_cast<const Decode*>(call.data());
-        const int64_t code = door == 0   ? mgk_forward(problem, 0)
-                             : door == 1 ? mgk_backward(problem, 0)
-                             : door == 2 ? mgk_count(problem, 0)
-                                         : mgk_decode(decode, 0);
-        fwrite(&code, sizeof code, 1, stdout);
+        const auto* params = reinterpret_cast<const AttentionParams*>(call.data());
+        const auto* decode_params = reinterpret_cast<const DecodeParams*>(call.data());
+        const int64_t status = function == 0   ? mgk_forward(params, "portable")
+                               : function == 1 ? mgk_backward(params, "portable")
+                               : function == 2 ? mgk_count(params, "portable")
+                                               : mgk_decode(decode_params, "portable");
+        fwrite(&status, sizeof status, 1, stdout);
         for (const Block& block : blocks) fwrite(block.memory.data(), 1, block.memory.size(), stdout);
         fflush(stdout);
     }

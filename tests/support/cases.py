@@ -1,4 +1,4 @@
-"""Random calls of the attention functions, and how to compare two backends on them: outputs and every gradient."""
+"""Random inputs of the attention functions, and the comparison of two backends on them: outputs and all gradients."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 import mgk
-from mgk.functional.mixture.api import checked_call
-from mgk.functional.mixture.inputs import Call
+from mgk.functional.mixture.inputs import AttentionInputs, validate_inputs
 
 FUNCTIONS = ("mixture", "shifted")
 BACKENDS = tuple(name for name, status in mgk.available_backends().items() if status == "ready")
@@ -105,19 +104,9 @@ def largest_errors(result: dict[str, Tensor], truth: dict[str, Tensor]) -> dict[
     }
 
 
-def call_of(case: Case) -> Call:
-    """The checked call that a backend receives."""
-    inputs = case.tensors
-    return checked_call(
-        inputs["query"],
-        inputs["keys"] if case.function == "mixture" else inputs["key"].unsqueeze(2),
-        inputs.get("shifts"),
-        inputs["value"],
-        inputs.get("log_prior"),
-        inputs.get("variance"),
-        case.options.get("kernel", "gaussian"),
-        case.options.get("e_step", "soft"),
-        inputs.get("attn_mask"),
-        case.options.get("is_causal", False),
-        0.0,
-    )
+def inputs_of(case: Case) -> AttentionInputs:
+    """The validated inputs that a backend receives."""
+    tensors = {name: x for name, x in case.tensors.items() if name not in ("key", "upstream")}
+    if case.function == "shifted":
+        tensors["keys"] = case.tensors["key"].unsqueeze(2)
+    return validate_inputs(**tensors, **case.options)

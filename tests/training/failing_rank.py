@@ -2,23 +2,21 @@
 
 import os
 from typing import Any
+from unittest import mock
 
 from mgk.cli import main
 from mgk.training.errors import TrainingError
-from mgk.training.trainer import MgkTrainer
+from mgk.training.loop import TrainingLoop
 
 
-class Failing(MgkTrainer):
+def failing(loop: TrainingLoop, *arguments: Any) -> float:
     """Fails on one rank, before the gradients that the others wait for."""
-
-    def compute_loss(self, *arguments: Any, **options: Any) -> Any:
-        if self.state.global_step == 3 and os.environ["RANK"] == "1":
-            raise TrainingError("the last rank has failed")
-        return super().compute_loss(*arguments, **options)
+    if loop.progress.step == 3 and os.environ["RANK"] == "1":
+        raise TrainingError("the last rank has failed")
+    return backward(loop, *arguments)
 
 
 if __name__ == "__main__":
-    import mgk.training.run
-
-    mgk.training.run.MgkTrainer = Failing
-    main()
+    backward = TrainingLoop._backward
+    with mock.patch.object(TrainingLoop, "_backward", failing):
+        main()

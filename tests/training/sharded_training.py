@@ -72,4 +72,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-    distributed.leave(0)
+    distributed.hard_exit(0)

@@ -1,29 +1,29 @@
-"""Checkpoints: sealed whole, damage is found, the newest whole one is chosen."""
+"""Checkpoints: complete or absent, verified by their manifest; the newest valid one is chosen."""
 
 import json
 
 import pytest
 
+from mgk._util.files import atomic_folder
 from mgk.training import checkpoints
 
 
 def make(run, step, content=b"weights"):
-    written = run / "checkpoints" / ".writing" / f"checkpoint-{step}"
-    written.mkdir(parents=True)
-    (written / "model.safetensors").write_bytes(content)
-    (written / "optimizer.pt").write_bytes(content * 2)
     target = run / "checkpoints" / f"step-{step}"
-    checkpoints.seal(written, target)
+    with atomic_folder(target) as written:
+        (written / "model.safetensors").write_bytes(content)
+        (written / "optimizer.safetensors").write_bytes(content * 2)
+        checkpoints.finalize(written)
     assert not written.exists()
     return target
 
 
-def test_the_newest_whole_one_is_chosen(tmp_path):
-    assert checkpoints.choose(tmp_path) == checkpoints.Choice(None, {})
+def test_the_newest_valid_one_is_chosen(tmp_path):
+    assert checkpoints.newest_valid(tmp_path) == (None, {})
     make(tmp_path, 9)
     newest = make(tmp_path, 10)
-    assert checkpoints.choose(tmp_path) == checkpoints.Choice(newest, {})
-    assert checkpoints.choose(tmp_path).step == 10
+    assert checkpoints.newest_valid(tmp_path) == (newest, {})
+    assert checkpoints.step_of(newest) == 10
 
 
 def flip(path):
@@ -35,8 +35,11 @@ def flip(path):
 @pytest.mark.parametrize(
     ("spoil", "what"),
     [
-        (lambda path: flip(path / "optimizer.pt"), "the content of optimizer.pt has changed"),
-        (lambda path: (path / "optimizer.pt").write_bytes(b""), "optimizer.pt has 0 bytes instead of 14"),
+        (lambda path: flip(path / "optimizer.safetensors"), "the content of optimizer.safetensors has changed"),
+        (
+            lambda path: (path / "optimizer.safetensors").write_bytes(b""),
+            "optimizer.safetensors has 0 bytes instead of 14",
+        ),
         (lambda path: (path / "model.safetensors").unlink(), "model.safetensors is missing"),
         (lambda path: (path / "manifest.json").unlink(), "manifest.json is missing"),
         (lambda path: (path / "manifest.json").write_text("{"), "manifest.json cannot be read"),
@@ -44,19 +47,19 @@ def flip(path):
         (lambda path: (path / "manifest.json").write_text(json.dumps({"files": {"x": 1}})), "x is missing"),
     ],
 )
-def test_damage_is_found_and_the_one_before_is_taken(tmp_path, spoil, what):
+def test_corruption_is_found_and_the_one_before_is_taken(tmp_path, spoil, what):
     good, bad = make(tmp_path, 4), make(tmp_path, 8)
     spoil(bad)
-    choice = checkpoints.choose(tmp_path)
-    assert choice.path == good
-    assert what in choice.damaged[bad]
+    found, corrupt = checkpoints.newest_valid(tmp_path)
+    assert found == good
+    assert what in corrupt[bad]
 
 
 def test_a_step_that_is_written_again_replaces_the_old_one(tmp_path):
     make(tmp_path, 4)
     path = make(tmp_path, 4, b"new")
     assert (path / "model.safetensors").read_bytes() == b"new"
-    assert checkpoints.damage(path) is None
+    assert checkpoints.verify(path) is None
 
 
 def test_only_the_newest_are_kept_and_half_deleted_ones_are_not_trusted(tmp_path):

@@ -1,4 +1,4 @@
-"""Figures that do not depend on the batch size, with every example and token in them once."""
+"""Metrics that do not depend on the batch size and count every example and token once."""
 
 import shutil
 
@@ -18,7 +18,7 @@ TEXT = np.random.default_rng(0).integers(0, 50, 400)
 
 
 def losses(inputs, targets):
-    """Made up, of the target and all tokens before it in the window, so that what is seen counts."""
+    """A function of the target and all tokens before it in the window."""
     return (inputs.double().cumsum(1) * 1e-3 + targets).sin().abs().float()
 
 
@@ -106,14 +106,14 @@ def test_perplexity_does_not_depend_on_the_batch_size(runs):
     )
 
 
-def test_what_cannot_be_measured_is_told(runs, tmp_path):
+def test_impossible_requests_are_named(runs, tmp_path):
     with pytest.raises(RecipeError, match="window, stride and max_tokens are for language models, not for text"):
         evaluate(runs / "text", stride=1)
     with pytest.raises(RecipeError, match=r"recipe\.yaml: cannot be read"):
         evaluate(tmp_path)
 
 
-def test_a_damaged_model_is_told(runs, tmp_path):
+def test_a_corrupt_model_is_named(runs, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(runs / "wikitext-2", run)
     path = run / "model" / "model.safetensors"
@@ -125,7 +125,9 @@ def test_a_damaged_model_is_told(runs, tmp_path):
 
 def test_text_is_generated_piece_by_piece(runs):
     pieces, notes = [], []
-    text = generate(runs / "wikitext-2", "the old zeppelin", on_text=pieces.append, max_new_tokens=12, say=notes.append)
+    text = generate(
+        runs / "wikitext-2", "the old zeppelin", on_text=pieces.append, max_new_tokens=12, on_note=notes.append
+    )
     assert len(pieces) > 5
     assert "".join(pieces) == text
     assert text.startswith("the old <unk>")
@@ -141,5 +143,5 @@ def test_what_cannot_be_generated_is_told(runs, tmp_path):
     with pytest.raises(RecipeError, match="a model of text classifies"):
         generate(runs / "text", "x")
     notes = []
-    generate(runs / "wikitext-2", "the", max_new_tokens=40, greedy=True, say=notes.append)
+    generate(runs / "wikitext-2", "the", max_new_tokens=40, greedy=True, on_note=notes.append)
     assert notes == ["beyond 32 tokens the model is outside of what it was trained on"]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,8 +10,10 @@ from pathlib import Path
 import failing_rank
 import pytest
 import sharded_training
+import torch
 import unfinished_collectives
-from training_cases import tiny, trajectory
+from safetensors.torch import load_file
+from training_cases import tiny, trajectory, weights
 
 from mgk.models import MgkForCausalLM, MgkForSequenceClassification
 from mgk.training import evaluate, read_summary, train
@@ -44,14 +47,32 @@ def test_two_ranks_give_the_losses_of_one_process(tmp_path):
     metrics = [read_summary(tmp_path / name).metrics for name in ("one", "two")]
     assert metrics[1] == pytest.approx(metrics[0], rel=1e-5)
     assert result.stdout.count("model: ") == 1  # the first rank alone speaks
-    states = [tmp_path / "two" / "checkpoints" / "step-6" / f"rng_state_{rank}.pth" for rank in range(2)]
-    assert states[0].read_bytes() != states[1].read_bytes()  # each rank has dropout of its own
+    states = load_file(tmp_path / "two" / "checkpoints" / "step-6" / "ranks.safetensors")["rng"]
+    assert len(states) == 2
+    assert not torch.equal(*states)  # each rank has dropout of its own
     result = torchrun("-m", "mgk", "eval", str(tmp_path / "two"), "--json", str(tmp_path / "figures.json"))
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("by segments: ") == 1
     figures, whole = json.loads((tmp_path / "figures.json").read_bytes()), evaluate(tmp_path / "two")
     assert figures["examples"] == whole.examples
     assert figures["loss"] == pytest.approx(whole.loss, abs=1e-5)
+
+
+def test_two_ranks_resume_to_the_same_end(tmp_path):
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    write_recipe(tiny(model__prior="em", training__keep=3, training__log_every=3), tmp_path / "recipe.yaml")
+    for out in (whole, broken):
+        if out == broken:  # as if it had been killed after step 2
+            shutil.copytree(whole, broken)
+            shutil.rmtree(broken / "checkpoints" / "step-4")
+            shutil.rmtree(broken / "checkpoints" / "step-6")
+            (broken / "summary.json").unlink()
+        recipe = ("--recipe", str(tmp_path / "recipe.yaml"), "--resume")
+        result = torchrun("-m", "mgk", "train", *recipe, "--out", str(out))
+        assert result.returncode == 0, result.stderr
+    assert "going on from" in result.stderr
+    assert trajectory(broken) == trajectory(whole)
+    assert weights(broken) == weights(whole)
 
 
 def test_a_rank_that_fails_alone_ends_all_with_its_sentence(tmp_path):

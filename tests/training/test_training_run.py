@@ -1,4 +1,4 @@
-"""Runs in this process: every task, repetition, resuming, damage, full disks, numbers that are not finite."""
+"""Runs in this process: every task, repetition, resuming, corrupt files, full disks, values that are not finite."""
 
 import errno
 import json
@@ -8,6 +8,7 @@ import signal
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from tensorboard.summary.writer.record_writer import RecordWriter
 from training_cases import tiny, trajectory, weights
 
@@ -15,14 +16,16 @@ from mgk.training import (
     Interrupted,
     RecipeError,
     TrainingError,
+    checkpoints,
     read_correct,
     read_metrics,
     read_recipe,
     read_summary,
     train,
 )
+from mgk.training.loop import TrainingLoop
 from mgk.training.recipe import TASKS
-from mgk.training.run import check_shares
+from mgk.training.run import check_batch_size
 
 
 class Killed(BaseException):
@@ -64,7 +67,7 @@ def test_every_task_trains_measures_and_saves(tmp_path, task):
     environment = json.loads((tmp_path / "run" / "environment.json").read_bytes())
     assert environment["data"]["task"] == recipe.data.name
     assert environment["sessions"][0]["versions"]["torch"].startswith(torch.__version__.partition("+")[0])
-    assert "made-up sample" in (tmp_path / "run" / "model" / "README.md").read_text()
+    assert "synthetic sample" in (tmp_path / "run" / "model" / "README.md").read_text()
     names = {path.name for path in (tmp_path / "run").iterdir()}
     assert {"metrics.jsonl", "tensorboard", "checkpoints", "model", "summary.json"} <= names
     assert {path.name for path in (tmp_path / "run" / "checkpoints").iterdir()} == {"step-4", "step-6"}
@@ -123,37 +126,38 @@ def test_a_finished_run_is_not_run_again(tmp_path):
     assert train(tiny(), tmp_path / "run", resume=True, on_step=killed_at(1)) == summary
 
 
-def test_a_damaged_checkpoint_is_told_and_the_one_before_used(tmp_path):
+def test_a_corrupt_checkpoint_is_named_and_the_one_before_used(tmp_path):
     recipe = tiny()
     train(recipe, tmp_path / "whole")
     killed_run(recipe, tmp_path / "run", 5)
-    path = tmp_path / "run" / "checkpoints" / "step-4" / "optimizer.pt"
+    path = tmp_path / "run" / "checkpoints" / "step-4" / "optimizer.safetensors"
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
     with (tmp_path / "run" / "metrics.jsonl").open("a") as file:
         file.write('{"step": 5, "lo')  # killed as it wrote
     notes = []
-    train(recipe, tmp_path / "run", resume=True, say=notes.append)
+    train(recipe, tmp_path / "run", resume=True, on_note=notes.append)
     assert notes == [
-        f"{path.parent} is damaged (the content of optimizer.pt has changed): it is not used",
+        f"{path.parent} is corrupt (the content of optimizer.safetensors has changed): it is not used",
         f"going on from {path.parents[1] / 'step-2'}",
     ]
     assert trajectory(tmp_path / "run") == trajectory(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), RuntimeError("unexpected pos 64")])
-def test_a_full_disk_ends_the_run_and_leaves_the_last_checkpoint(tmp_path, monkeypatch, error):
-    save = torch.save
+@pytest.mark.parametrize("kind", [lambda text: OSError(errno.ENOSPC, text), SafetensorError], ids=["file", "tensors"])
+def test_a_full_disk_ends_the_run_and_leaves_the_last_checkpoint(tmp_path, monkeypatch, kind):
+    save = checkpoints.save_file
 
-    def full(obj, path, **options):
-        if "checkpoint-4" in str(path):
-            raise error
-        save(obj, path, **options)
+    def full(tensors, path):
+        if "step-4" in str(path):
+            raise kind("No space left on device")
+        save(tensors, path)
 
+    sentence = r"step 4 cannot be saved \(No space left on device\); the last good checkpoint is .*step-2"
     with monkeypatch.context() as patch:
-        patch.setattr(torch, "save", full)
-        with pytest.raises(TrainingError, match=r"step 4 cannot be saved \(.*\); the last good checkpoint is .*step-2"):
+        patch.setattr(checkpoints, "save_file", full)
+        with pytest.raises(TrainingError, match=sentence):
             train(tiny(), tmp_path / "run")
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-2"]
     assert train(tiny(), tmp_path / "run", resume=True).steps == 6
@@ -181,16 +185,15 @@ def test_a_loss_that_is_not_finite_names_step_and_module(tmp_path):
 
 
 def test_weights_that_are_not_finite_are_never_saved(tmp_path, monkeypatch):
-    from mgk.training.trainer import MgkTrainer
+    take_step = TrainingLoop._step
 
-    finish = MgkTrainer.finish_step
-
-    def spoil(self):
-        finish(self)
-        if self.state.global_step == 4:
+    def spoil(self, batches):
+        norm = take_step(self, batches)
+        if self.progress.step == 4:
             next(self.model.parameters()).data[0] = torch.inf
+        return norm
 
-    monkeypatch.setattr(MgkTrainer, "finish_step", spoil)
+    monkeypatch.setattr(TrainingLoop, "_step", spoil)
     with pytest.raises(TrainingError, match=r"step 4 made the weights '.*' not finite; .*step-2"):
         train(tiny(evaluation__every=6), tmp_path / "run")
 
@@ -276,8 +279,8 @@ def test_data_with_options_are_generated_on_first_use(tmp_path):
         train(tiny(data__name="listops", data__options={"depth": 1}), tmp_path / "nothing")
 
 
-def test_what_the_model_cannot_be_is_told(tmp_path):
+def test_impossible_models_and_batches_are_named(tmp_path):
     with pytest.raises(RecipeError, match=r"model: .*rotary"):
         train(tiny(model__position="rotary", model__head_dim=5), tmp_path / "run")
     with pytest.raises(RecipeError, match="cannot be shared out over 3 processes"):
-        check_shares(tiny(), 3)
+        check_batch_size(tiny(), 3)

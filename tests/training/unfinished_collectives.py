@@ -20,4 +20,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-    distributed.leave(0)
+    distributed.hard_exit(0)

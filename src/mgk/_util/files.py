@@ -1,7 +1,9 @@
 """Files that are written whole or not at all."""
 
+import hashlib
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,6 +28,24 @@ def atomic_path(path: Path) -> Iterator[Path]:
     sync(path.parent)
 
 
+@contextmanager
+def atomic_folder(path: Path) -> Iterator[Path]:
+    """An empty folder beside ``path`` that replaces it, synced to disk, when the block ends without an error."""
+    temporary = path.with_name(f".{path.name}.writing")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    try:
+        yield temporary
+        for written in [*temporary.rglob("*"), temporary]:
+            sync(written)
+        if path.exists():
+            shutil.rmtree(path)
+        os.rename(temporary, path)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    sync(path.parent)
+
+
 def write_file(path: Path, content: str | bytes) -> None:
     """Write text (UTF-8) or bytes; whatever stops it on the way leaves an older file as it was."""
     with atomic_path(path) as temporary:
@@ -35,6 +55,12 @@ def write_file(path: Path, content: str | bytes) -> None:
 def write_json(path: Path, data: Any) -> None:
     """Write ``data`` as indented JSON."""
     write_file(path, json.dumps(data, indent=2) + "\n")
+
+
+def file_hash(path: Path) -> str:
+    """The SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def sync(path: Path) -> None:

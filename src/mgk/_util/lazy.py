@@ -22,10 +22,11 @@ def lazy_exports(
     def load(name: str) -> Any:
         if name in home:
             value = getattr(import_module(home[name]), name)
-            setattr(sys.modules[package], name, value)  # the next access finds it there
-            return value
-        if name in submodules:
-            return import_module(f"{package}.{name}")
-        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        elif name in submodules:
+            value = import_module(f"{package}.{name}")
+        else:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        setattr(sys.modules[package], name, value)  # the next access does not call this function
+        return value
 
     return public, load, lambda: public

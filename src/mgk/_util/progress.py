@@ -19,6 +19,8 @@ class Progress:
 
     The time left follows from the work done since the first update, so that resumed jobs are estimated rightly.
 
+    ``time_left`` is what was shown last, such as "12 min left", and empty where it is not known.
+
     Args:
         label: what the job is.
         is_shown: False shows nothing, for ranks other than the first.
@@ -26,6 +28,7 @@ class Progress:
 
     def __init__(self, label: str, *, is_shown: bool = True) -> None:
         self.label, self.is_shown = label, is_shown
+        self.time_left = ""
         console = Console(stderr=True)
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[details]}"))
         self._bar = Bar(*columns, console=console, transient=True, disable=not (is_shown and console.is_terminal))
@@ -59,21 +62,24 @@ class Progress:
         self.label = label or self.label
         if self._begin is None:  # a first call with more than one step is of a resumed job
             self._begin = (0.0, self._created) if done <= 1 else (done, time.monotonic())
-        text = ", ".join(
-            filter(None, [f"{done:,.0f} of {total:,.0f}" if details is None else details, self._left(done, total)])
-        )
+        self.time_left = self._time_left(done, total)
+        text = ", ".join(filter(None, [f"{done:,.0f} of {total:,.0f}" if details is None else details, self.time_left]))
         self._bar.update(self._task, description=self.label, completed=done, total=total, details=text)
         is_due = now or done >= total or time.monotonic() - self._last_line >= SECONDS_BETWEEN_LINES
         if self.is_shown and self._bar.disable and is_due:
             self._last_line = time.monotonic()
             print(f"{self.label}: {text}", file=sys.stderr, flush=True)
 
+    def restart(self, label: str) -> None:
+        """Another job begins; its time left is estimated from now."""
+        self.label, self._begin, self._created = label, None, time.monotonic()
+
     def note(self, text: str) -> None:
         """A line of its own that stays."""
         if self.is_shown:
             self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    def _left(self, done: float, total: float) -> str:
+    def _time_left(self, done: float, total: float) -> str:
         first, began = self._begin or (done, time.monotonic())
         if done <= first or done >= total:
             return ""

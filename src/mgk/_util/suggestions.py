@@ -4,8 +4,13 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 
 
+def closest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that is most similar; None where none is."""
+    return next(iter(get_close_matches(name, list(known), n=1)), None)
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """``did you mean 'listops'?`` where a known name is close, else ``choose one of ...``."""
     known = list(known)
-    near = get_close_matches(name, known, n=1)
-    return f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(known)}"
+    near = closest(name, known)
+    return f"did you mean {near!r}?" if near else f"choose one of {', '.join(known)}"

@@ -1,1 +1,1 @@
-"""Cost of models by formula, inspection of their attention, and confidence intervals of measured differences."""
+"""Cost by formula, inspection of attention, confidence intervals."""

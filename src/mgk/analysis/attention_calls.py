@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from mgk.functional import responsibilities
-from mgk.functional.linear.api import features
+from mgk.functional.linear import reference as linear
+from mgk.functional.linear.inputs import validate_inputs
 from mgk.nn import MixtureAttention
 
 
@@ -38,7 +39,8 @@ class AttentionCall:
         log_prior = _for_queries(module.log_prior(length), group)
         if module.is_linear:
             assert module.feature_map is not None
-            gamma = _linear_responsibilities(query, keys, log_prior, module.feature_map)
+            inputs = validate_inputs(query, keys, log_prior=log_prior, feature_map=module.feature_map)
+            gamma = linear.responsibilities(inputs)
         else:
             variance: Any = module.variance()
             variance = _for_queries(variance, group) if isinstance(variance, Tensor) else variance
@@ -85,15 +87,6 @@ def recorded_calls(model: nn.Module) -> Iterator[list[AttentionCall]]:
     finally:
         for hook in hooks:
             hook.remove()
-
-
-def _linear_responsibilities(query: Tensor, keys: Tensor, log_prior: Tensor | None, feature_map: Any) -> Tensor:
-    """gamma_ijr = pi_jr phi(q_i).phi(k_jr) / sum_s pi_js phi(q_i).phi(k_js): (1, H, M, L, S)."""
-    phi_q, phi_k = features(query, keys, feature_map)
-    products = phi_q.unsqueeze(2) @ phi_k.mT
-    if log_prior is not None:
-        products = products * log_prior.exp().unsqueeze(3)
-    return products / products.sum(2, keepdim=True).clamp_min(torch.finfo(products.dtype).tiny)
 
 
 def _for_queries(values: Any, group: int) -> Any:

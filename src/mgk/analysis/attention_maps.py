@@ -1,6 +1,6 @@
-"""Attention maps of a model as arrays and as images, in grids as in Figures 2, 5 and 8 of the paper.
+"""Attention maps as arrays and images, as in Figures 2, 5 and 8 of the paper.
 
-Row i of a map holds the attention weights A_ij of query i (Eq. 9, 12 or 14). Rows sum to 1; lighter is more.
+Row i of a map holds the weights A_ij of query i (Eq. 9, 12 or 14) and sums to 1.
 """
 
 import io
@@ -19,27 +19,21 @@ if TYPE_CHECKING:
 Map = NDArray[np.float32]
 Example = Mapping[str, "Tensor"]
 
-# Keys at most this many positions away from a query count as nearby.
+# Keys this close to a query are nearby.
 NEAR = 2
 _COLOURS = "viridis"
 
 
 @dataclass(frozen=True)
 class AttentionMaps:
-    """The maps of one example.
+    """The maps of one example; layers and heads are counted from 0."""
 
-    Attributes:
-        weights: (layers, heads, L, L), of the chosen layers and heads.
-        layers: the index of each layer, from 0.
-        heads: the index of each head, from 0.
-    """
-
-    weights: Map
+    weights: Map  # (layers, heads, L, L)
     layers: tuple[int, ...]
     heads: tuple[int, ...]
 
     def title(self, layer: int, head: int) -> str:
-        """The name of the map at ``weights[layer, head]``, numbered from 1."""
+        """The name of ``weights[layer, head]``, counted from 1."""
         return f"layer {self.layers[layer] + 1}, head {self.heads[head] + 1}"
 
     def items(self) -> Iterator[tuple[str, Map]]:
@@ -51,32 +45,30 @@ class AttentionMaps:
 
 @dataclass(frozen=True)
 class AttentionSpread:
-    """How the average query of a map distributes its weight.
+    """How the average query of a map distributes its weight."""
 
-    Attributes:
-        positions: the effective number of positions: exp of the mean row entropy.
-        nearby: the share of the weight within ``NEAR`` positions of the query.
-        top_share: the share of the position with the largest mean weight.
-        top_position: that position.
-    """
-
-    positions: float
-    nearby: float
-    top_share: float
+    positions: float  # effective number: exp of the mean row entropy
+    nearby: float  # share within ``NEAR`` positions of the query
+    top_share: float  # share of the position with the largest mean weight
     top_position: int
 
 
 @contextmanager
 def inference(model: Any) -> Iterator[Callable[[Example], dict[str, "Tensor"]]]:
-    """Evaluation mode without gradients; yields a function from an example to the inputs of a batch of one."""
-    import torch  # only here, so that images of maps can be made without it
+    """Evaluation without gradients; yields a function from an example to a batch."""
+    import torch  # images of maps are made without it
 
     device = next(model.parameters()).device
     was_training = model.training
+
+    def batch(example: Example) -> dict[str, "Tensor"]:
+        names = (name for name in example if "labels" not in name)
+        return {name: example[name][None].to(device) for name in names}
+
     model.eval()
     try:
         with torch.no_grad():
-            yield lambda example: {name: x[None].to(device) for name, x in example.items() if "labels" not in name}
+            yield batch
     finally:
         model.train(was_training)
 
@@ -88,13 +80,13 @@ def attention_maps(
     layers: Sequence[int] | None = None,
     heads: Sequence[int] | None = None,
 ) -> list[AttentionMaps]:
-    """The maps of some examples, each in a batch of its own, so that nothing is padded.
+    """The maps of each example, in a batch of its own: nothing is padded.
 
     Args:
-        model: one of :mod:`mgk.models`; for a pair of documents the maps are those of the first.
-        examples: as the data sets of :mod:`mgk.data` give them, without a batch dimension; labels are ignored.
-        layers: indices from 0, all by default; negative ones count from the last.
-        heads: likewise.
+        model: One of :mod:`mgk.models`; of two documents, the first is mapped.
+        examples: As in :mod:`mgk.data`, without a batch dimension.
+        layers: Indices from 0, or from the last if negative; None: all.
+        heads: Likewise.
     """
     chosen_layers = _indices("layers", layers, model.config.num_hidden_layers)
     chosen_heads = _indices("heads", heads, model.config.num_attention_heads)
@@ -103,40 +95,41 @@ def attention_maps(
         for example in examples:
             options = {"use_cache": False} if "shift_labels" in example else {}
             out = model(**inputs(example), output_attentions=True, **options)
-            weights = [out.attentions[layer][0, list(chosen_heads)].float().cpu().numpy() for layer in chosen_layers]
-            results.append(AttentionMaps(np.stack(weights), chosen_layers, chosen_heads))
+            weights = (out.attentions[layer][0, list(chosen_heads)] for layer in chosen_layers)
+            maps = np.stack([x.float().cpu().numpy() for x in weights])
+            results.append(AttentionMaps(maps, chosen_layers, chosen_heads))
     return results
 
 
 def attention_spread(weights: Map) -> AttentionSpread:
-    """How the average query of one map (L, L) distributes its weight.
-
-    Rows are normalised first: maps that were stored with 8 bits do not sum to exactly 1.
-    """
+    """How the average query of one map (L, L) distributes its weight."""
+    # maps that were stored with 8 bits do not sum to exactly 1
     weights = weights / weights.sum(-1, keepdims=True).clip(1e-9)
     positive = weights[weights > 0]
     entropy = -float((positive * np.log(positive)).sum()) / len(weights)
-    distance = np.abs(np.arange(weights.shape[0])[:, None] - np.arange(weights.shape[1]))
-    columns = weights.mean(0)
+    rows, columns = np.indices(weights.shape)
+    is_near = np.abs(rows - columns) <= NEAR
+    by_key = weights.mean(0)
     return AttentionSpread(
         positions=float(np.exp(entropy)),
-        nearby=float(weights[distance <= NEAR].sum() / len(weights)),
-        top_share=float(columns.max()),
-        top_position=int(columns.argmax()),
+        nearby=float(weights[is_near].sum() / len(weights)),
+        top_share=float(by_key.max()),
+        top_position=int(by_key.argmax()),
     )
 
 
 def map_png(weights: Map) -> bytes:
-    """One map (L, L) as a PNG with a pixel per pair; its largest weight is the lightest."""
+    """One map (L, L) as a PNG; the largest weight is the lightest pixel."""
     from matplotlib import image
 
     buffer = io.BytesIO()
-    image.imsave(buffer, weights, cmap=_COLOURS, vmin=0.0, vmax=float(weights.max()), format="png")
+    largest = float(weights.max())
+    image.imsave(buffer, weights, cmap=_COLOURS, vmin=0.0, vmax=largest, format="png")
     return buffer.getvalue()
 
 
 def draw_maps(canvas: Any, maps: AttentionMaps, *, has_labels: bool = True) -> None:
-    """Draw all maps onto a ``matplotlib`` figure or subfigure: a row per layer, a column per head."""
+    """Draw maps onto a (sub)figure: a row per layer, a column per head."""
     axes = canvas.subplots(*maps.weights.shape[:2], squeeze=False)
     for place, (_, weights) in zip(axes.flat, maps.items(), strict=True):
         place.imshow(weights, cmap=_COLOURS, vmin=0.0, interpolation="nearest")
@@ -149,17 +142,12 @@ def draw_maps(canvas: Any, maps: AttentionMaps, *, has_labels: bool = True) -> N
 
 
 def draw_grid(maps: AttentionMaps, *, title: str | None = None, file: Path | None = None) -> Any:
-    """All maps of an example as a ``matplotlib`` figure with a row per layer and a column per head.
-
-    Args:
-        maps: of one example.
-        title: above the grid.
-        file: where to save it, by its suffix as PNG, SVG or PDF.
-    """
+    """All maps of an example as a ``matplotlib`` figure, saved to ``file`` if given."""
     from matplotlib.figure import Figure
 
     rows, columns = maps.weights.shape[:2]
-    figure = Figure(figsize=(1.2 + 2.0 * columns, 0.6 + 2.0 * rows), layout="constrained")
+    size = (1.2 + 2.0 * columns, 0.6 + 2.0 * rows)
+    figure = Figure(figsize=size, layout="constrained")
     draw_maps(figure, maps)
     if title is not None:
         figure.suptitle(title, fontsize=10)
@@ -172,4 +160,4 @@ def _indices(name: str, chosen: Sequence[int] | None, count: int) -> tuple[int, 
     for index in chosen or ():
         if not -count <= index < count:
             raise ValueError(f"{name} must be from 0 to {count - 1}, got {index}")
-    return tuple(range(count)) if chosen is None else tuple(index % count for index in chosen)
+    return tuple(index % count for index in (range(count) if chosen is None else chosen))

@@ -1,7 +1,6 @@
-"""The rank of attention matrices as the paper defines it: singular values of 10^-6 and more (Section 3.3).
+"""The rank of attention matrices: singular values of 10^-6 and more (Section 3.3).
 
-The weights are float32, whose rounding of entries near 1/N adds singular values of about 10^-9. The decomposition is
-in float64: in float32 its own error, 10^-7 of the largest value, would reach the threshold.
+In float64: a float32 decomposition errs by 10^-7, near the threshold.
 """
 
 from collections.abc import Callable
@@ -27,38 +26,32 @@ class Examples(Protocol):
 
 @dataclass(frozen=True)
 class RankDistribution:
-    """The ranks of sampled attention matrices of one layer.
+    """The ranks of sampled attention matrices of one layer."""
 
-    Attributes:
-        layer: its index, from 0.
-        ranks: how many singular values reach the threshold, per matrix.
-        effective: the effective rank of each matrix.
-        lengths: N, the rows of each matrix, which bound its rank.
-    """
-
-    layer: int
-    ranks: NDArray[np.int64]
-    effective: Numbers
-    lengths: NDArray[np.int64]
+    layer: int  # from 0
+    ranks: NDArray[np.int64]  # of each matrix
+    effective: Numbers  # effective rank of each
+    lengths: NDArray[np.int64]  # rows of each
 
 
 def singular_values(weights: Map) -> Numbers:
-    """The singular values of matrices (..., L, S), largest first, in float64."""
+    """Singular values of matrices (..., L, S), largest first."""
     import torch  # several times faster than NumPy here
 
-    values: Numbers = torch.linalg.svdvals(torch.from_numpy(np.asarray(weights)).double()).numpy()
+    matrices = torch.from_numpy(np.asarray(weights)).double()
+    values: Numbers = torch.linalg.svdvals(matrices).numpy()
     return values
 
 
 def rank(values: Numbers, threshold: float = THRESHOLD) -> NDArray[np.int64]:
-    """The number of s_k >= threshold among singular values (..., K)."""
+    """The number of s_k >= threshold, of (..., K)."""
     return (values >= threshold).sum(-1)
 
 
 def effective_rank(values: Numbers) -> Numbers:
-    """exp(-sum_k p_k log p_k), p_k = s_k / sum s, of singular values (..., K) (Roy and Vetterli 2007).
+    """exp(-sum_k p_k log p_k), p_k = s_k / sum s, of (..., K) (Roy, Vetterli 2007).
 
-    1 for a matrix with identical rows, N for a permutation. Unlike the rank it does not depend on a threshold.
+    1 for identical rows, N for a permutation; it has no threshold.
     """
     total = values.sum(-1, keepdims=True)
     p = values / np.where(total > 0, total, 1.0)
@@ -75,22 +68,23 @@ def rank_distributions(
     seed: int = 0,
     on_step: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[RankDistribution]:
-    """The ranks of ``count`` attention matrices of every layer, of randomly drawn examples (Fig. 2 right, Fig. 6).
+    """The ranks of attention matrices of random examples (Fig. 2 right, Fig. 6).
 
     Args:
-        model: one of :mod:`mgk.models`.
-        data: as :func:`mgk.data.load` gives it.
-        count: matrices per layer; an example has one per head. Data with fewer examples gives fewer.
-        threshold: the smallest singular value that counts.
-        seed: of the draw.
-        on_step: called with the number of examples that are done and their total.
+        model: One of :mod:`mgk.models`.
+        data: From :func:`mgk.data.load`.
+        count: Matrices per layer, at most; an example has one per head.
+        threshold: The smallest singular value that counts.
+        seed: Of the draw.
+        on_step: Called with the examples done and their total.
     """
     if count < 1:
         raise ValueError(f"count must be at least 1, got {count}")
     total = min(-(-count // model.config.num_attention_heads), len(data))
-    chosen = np.random.Generator(np.random.PCG64(seed)).permutation(len(data))[:total]
-    samples: list[list[tuple[NDArray[np.int64], Numbers, NDArray[np.int64]]]]
-    samples = [[] for _ in range(model.config.num_hidden_layers)]
+    generator = np.random.Generator(np.random.PCG64(seed))
+    chosen = generator.permutation(len(data))[:total]
+    num_layers = model.config.num_hidden_layers
+    samples: list[list[tuple[Any, ...]]] = [[] for _ in range(num_layers)]
     for done, index in enumerate(chosen, 1):
         (maps,) = attention_maps(model, [data[int(index)]])
         for layer, weights in zip(samples, maps.weights, strict=True):
@@ -98,7 +92,8 @@ def rank_distributions(
             lengths = np.full(len(weights), weights.shape[-1])
             layer.append((rank(values, threshold), effective_rank(values), lengths))
         on_step(done, total)
-    return [
-        RankDistribution(number, *(np.concatenate(part)[:count] for part in zip(*layer, strict=True)))
-        for number, layer in enumerate(samples)
-    ]
+    distributions = []
+    for number, layer in enumerate(samples):
+        parts = (np.concatenate(part)[:count] for part in zip(*layer, strict=True))
+        distributions.append(RankDistribution(number, *parts))
+    return distributions

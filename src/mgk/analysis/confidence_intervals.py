@@ -1,4 +1,4 @@
-"""95% confidence intervals of accuracies, and of paired differences between models on the same test examples."""
+"""95% confidence intervals of accuracies and of paired differences."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,53 +8,28 @@ from statistics import NormalDist, fmean, stdev
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from mgk.training.run_dir import Interval as Interval
+from mgk.training.run_dir import wilson_interval as wilson_interval
+
 _Z95 = NormalDist().inv_cdf(0.975)
 
 
 @dataclass(frozen=True)
-class Interval:
-    """An estimate with its 95% confidence interval."""
-
-    estimate: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True)
 class PairedDifference:
-    """The difference in accuracy between two kinds of models on the same examples.
+    """The difference in accuracy of two kinds of models on the same examples."""
 
-    Attributes:
-        difference: the candidate's accuracy minus the baseline's, with its 95% interval.
-        gained: (seed, example) pairs that only the candidate has right.
-        lost: pairs that only the baseline has right.
-        p_value: of McNemar's exact test.
-        examples: distinct test examples.
-        seeds: models of each kind.
-    """
-
-    difference: Interval
-    gained: int
-    lost: int
-    p_value: float
+    difference: Interval  # candidate minus baseline
+    gained: int  # (seed, example) pairs that only the candidate has right
+    lost: int  # pairs that only the baseline has right
+    p_value: float  # of McNemar's exact test
     examples: int
     seeds: int
 
 
-def wilson_interval(correct: int, total: int) -> Interval:
-    """(p + z^2/2n -+ z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n): Wilson's 95% interval of a proportion."""
-    if not 0 <= correct <= total or total == 0:
-        raise ValueError(f"correct must be from 0 to total, and total above 0, got {correct} of {total}")
-    from scipy.stats import binomtest
-
-    bounds = binomtest(correct, total).proportion_ci(method="wilson")
-    return Interval(correct / total, float(bounds.low), float(bounds.high))
-
-
 def student_interval(values: Sequence[float]) -> Interval:
-    """M -+ t s / sqrt(n): the 95% interval of a mean by Student's t with n - 1 degrees of freedom.
+    """M -+ t s / sqrt(n), with Student's t of n - 1 degrees of freedom.
 
-    For few values, one per seed, where a bootstrap is too narrow. A single value has an unbounded interval.
+    For few values, where a bootstrap is too narrow; unbounded for one value.
     """
     mean, count = fmean(values), len(values)
     if count == 1:
@@ -66,10 +41,9 @@ def student_interval(values: Sequence[float]) -> Interval:
 
 
 def mean_accuracy(correct: ArrayLike) -> Interval:
-    """The accuracy over seeds and examples: Wilson's interval for one seed, else as in :func:`paired_difference`.
+    """The accuracy of ``correct`` (seeds, examples).
 
-    Args:
-        correct: (seeds, examples), whether each model has each example right.
+    Wilson's interval for one seed, else that of :func:`paired_difference`.
     """
     table = _table("correct", correct)
     if len(table) == 1:
@@ -78,19 +52,20 @@ def mean_accuracy(correct: ArrayLike) -> Interval:
 
 
 def paired_difference(candidate: ArrayLike, baseline: ArrayLike) -> PairedDifference:
-    """M -+ sqrt((t s / sqrt(n))^2 + (z e / sqrt(k))^2), the 95% interval over seeds and test examples.
+    """M -+ sqrt((t s / sqrt(n))^2 + (z e / sqrt(k))^2), over seeds and examples.
 
-    s is the standard deviation of the n seeds' differences and t Student's quantile; e is the standard deviation of the
-    k examples' differences and z the normal quantile. One seed leaves the term of the examples. Models are paired by
-    seed: they saw the same data in the same order.
+    s and e are the standard deviations of n seeds' and k examples' differences, t and
+    z the quantiles of Student and of the normal. One seed has no first term.
 
     Args:
         candidate: (seeds, examples), whether each model has each example right.
-        baseline: the same for the other kind.
+        baseline: The same, paired by seed: same data in the same order.
     """
-    ours, theirs = _table("candidate", candidate), _table("baseline", baseline)
+    ours = _table("candidate", candidate)
+    theirs = _table("baseline", baseline)
     if ours.shape != theirs.shape:
-        raise ValueError(f"candidate and baseline must have one shape, got {ours.shape} and {theirs.shape}")
+        got = f"{ours.shape} and {theirs.shape}"
+        raise ValueError(f"candidate and baseline must have one shape, got {got}")
     gained, lost = int((ours & ~theirs).sum()), int((theirs & ~ours).sum())
     return PairedDifference(
         difference=_over_seeds_and_examples(ours.astype(np.int8) - theirs.astype(np.int8)),
@@ -103,27 +78,29 @@ def paired_difference(candidate: ArrayLike, baseline: ArrayLike) -> PairedDiffer
 
 
 def mcnemar(gained: int, lost: int) -> float:
-    """min(1, 2 P(X <= min(gained, lost))), X ~ Binomial(gained + lost, 1/2): the exact two-sided test."""
+    """min(1, 2 P(X <= min(gained, lost))), X ~ Binomial(gained + lost, 1/2)."""
     from scipy.stats import binomtest
 
     return float(binomtest(gained, gained + lost).pvalue) if gained + lost else 1.0
 
 
 def mean_difference(candidate: Sequence[float], baseline: Sequence[float]) -> Interval:
-    """The mean difference of two lists of one value per seed, paired by seed, with Student's 95% interval."""
+    """The mean difference of values paired by seed, with Student's interval."""
     if len(candidate) != len(baseline) or not len(candidate):
-        raise ValueError(
-            f"candidate and baseline must be two lists of one length, got {len(candidate)} and {len(baseline)} numbers"
-        )
-    return student_interval([ours - theirs for ours, theirs in zip(candidate, baseline, strict=True)])
+        got = f"{len(candidate)} and {len(baseline)} numbers"
+        raise ValueError(f"candidate and baseline must have one length, got {got}")
+    pairs = zip(candidate, baseline, strict=True)
+    return student_interval([ours - theirs for ours, theirs in pairs])
 
 
 def _over_seeds_and_examples(table: NDArray[np.generic]) -> Interval:
     values = table.astype(np.float64)
     seeds, examples = values.shape
-    mean, half_width = float(values.mean()), _Z95 * float(values.mean(0).std()) / sqrt(examples)
+    mean = float(values.mean())
+    half_width = _Z95 * float(values.mean(0).std()) / sqrt(examples)
     if seeds > 1:
-        half_width = hypot(half_width, student_interval(values.mean(1).tolist()).high - mean)
+        of_seeds = student_interval(values.mean(1).tolist())
+        half_width = hypot(half_width, of_seeds.high - mean)
     return Interval(mean, mean - half_width, mean + half_width)
 
 

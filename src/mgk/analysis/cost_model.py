@@ -1,17 +1,15 @@
-"""The cost of a model by formula: parameters, FLOPs, bytes of the cache and of the activations, for all six variants.
+"""Parameters, FLOPs and bytes of a model by formula. Imports no torch, no NumPy.
 
-A multiply-add is 2 FLOPs; every other elementary operation (add, compare, exp, divide) is 1. Counted are all matrix
-products, and in attention also the pointwise operations on pairs of a query and a key, which grow with N^2 as well.
-Norms, activations, residuals, dropout and embeddings, which are O(N C), are not. Training is a forward and a backward,
-which takes every product twice and the pointwise work as often: 3 forwards. What a kernel recomputes to save memory is
-not counted. The M-step's counts are taken in training only and have no backward.
+A multiply-add is 2 FLOPs, any other operation 1. Counted are matrix products, and
+in attention pointwise work on pairs; not O(N C) work (norms, activations, residuals,
+dropout, embeddings), nor what kernels recompute. Training takes 3 forwards, as a
+backward has every product twice, plus the M-step's counts.
 
-Symbols: E examples in B sequences (two each for pairs of documents) of N tokens with P = N^2 attended pairs each, or
-N (N + 1) / 2 when causal; L layers of width C with a feed-forward width F; H heads of width D; M components, K keys
-that are projected for each token (M for mgk and mlk, else 1), R features of phi; V words, T positions in the table; G
-width between the two maps of a classifier, O labels; A numbers in a patch of an image; W bytes of a number.
-
-Imports neither torch nor NumPy.
+Symbols: E examples in B sequences (two each for pairs of documents) of N tokens; P
+attended pairs, N^2 or N (N + 1) / 2 when causal; L layers of width C, feed-forward
+width F; H heads of width D; M components; K projected keys a token; R features of
+phi; V words; T positions; G classifier width; O labels; A numbers in a patch; W bytes
+of a number.
 """
 
 from collections.abc import Iterator
@@ -24,13 +22,13 @@ from mgk.analysis.formula import Quantity, Term
 from mgk.variants import VARIANTS, VariantSpec
 
 Head = Literal["none", "classification", "retrieval", "language"]
-# Input vectors of a classifier: for a pair x1, x2, x1 * x2 and x1 - x2.
+# Input vectors of a classifier: x1, x2, x1 * x2 and x1 - x2 for a pair.
 _VECTORS = {"classification": 1, "retrieval": 4}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """Everything that the cost depends on; in comments the symbol of each size."""
+    """What the cost depends on, with the symbol of each size."""
 
     attention: variants.Variant
     heads: int  # H
@@ -40,31 +38,30 @@ class Sizes:
     intermediate: int  # F
     length: int  # N
     batch: int = 1  # E
-    mixtures: int = variants.DEFAULT_NUM_MIXTURES  # M; softmax and linear attention have one key
+    mixtures: int = variants.DEFAULT_NUM_MIXTURES  # M
     vocab: int = 0  # V
-    max_positions: int | None = None  # T, of learned positions; by default the length
+    max_positions: int | None = None  # T; by default the length
     labels: int = 0  # O
     classifier_hidden: int | None = None  # G; by default F
-    head: Head = "none"  # on top of the layers
-    tied: bool = True  # whether a language model's output layer shares the token embeddings
-    cutoffs: tuple[int, ...] = ()  # of an adaptive softmax, counted as if all clusters were evaluated
-    cutoff_divisor: float = 4.0  # by which its clusters' widths shrink
+    head: Head = "none"
+    tied: bool = True  # a language model's output shares the token embeddings
+    cutoffs: tuple[int, ...] = ()  # of an adaptive softmax; all clusters count
+    cutoff_divisor: float = 4.0  # ratio of their widths
     pooling: variants.Pooling = "mean"  # "cls" adds a token
-    patch: int = 0  # A, for images cut into patches; 0 for tokens
+    patch: int = 0  # A; 0 for tokens
     causal: bool = False
     e_step: variants.EStep = variants.DEFAULT_E_STEP
     prior: variants.Prior = variants.DEFAULT_PRIOR
     variance: variants.Variance = variants.DEFAULT_VARIANCE
     feature_map: variants.FeatureMapName = variants.DEFAULT_FEATURE_MAP
     position: variants.Position = "learned"
-    bytes_per_number: int = 4  # W: 4 for float32, 2 for half precision
-    fused: bool = (
-        True  # False: a q.k product for each component of shifted keys too, as in Eq. 9 and the paper's counts
-    )
+    bytes_per_number: int = 4  # W
+    fused: bool = True  # False: a product q.k for each shifted key, as the paper counts
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            name, value, choices = field.name, getattr(self, field.name), get_args(field.type)
+            name, value = field.name, getattr(self, field.name)
+            choices = get_args(field.type)
             if str in map(type, choices) and value not in choices:
                 raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
             least = 0 if name in ("vocab", "labels", "patch") else 1
@@ -74,19 +71,19 @@ class Sizes:
 
     @classmethod
     def from_config(cls, config: Any, *, length: int, batch: int = 1, head: Head = "none", **options: Any) -> Self:
-        """The sizes of a model with this :class:`mgk.models.MgkConfig`, for inputs of ``length`` tokens or patches."""
-        names = {name: getattr(config, name) for name in _SHARED_NAMES}
-        sizes = {name: getattr(config, source) for name, source in _CONFIG_NAMES.items()}
-        computed = {
+        """Of a :class:`mgk.models.MgkConfig`, for ``length`` tokens or patches."""
+        sizes = {name: getattr(config, name) for name in _SHARED_NAMES}
+        sizes |= {name: getattr(config, source) for name, source in _CONFIG_NAMES.items()}
+        sizes |= {
             "head_dim": config.head_dim or config.hidden_size // config.num_attention_heads,
             "cutoffs": tuple(config.adaptive_cutoffs or ()),
-            "patch": config.num_channels * config.patch_size**2 if config.patch_size else 0,
+            "patch": config.num_channels * (config.patch_size or 0) ** 2,
             "causal": config.is_decoder or head == "language",
         }
-        return cls(length=length, batch=batch, head=head, **{**names, **sizes, **computed, **options})
+        return cls(length=length, batch=batch, head=head, **(sizes | options))
 
     def baseline(self) -> Self:
-        """Softmax or linear attention with twice the heads, which a mixture replaces."""
+        """Softmax or linear attention with twice the heads."""
         if not self.variant.is_mixture:
             raise ValueError(f"attention {self.attention!r} is a baseline itself")
         return replace(self, attention=self.variant.family, heads=2 * self.heads)
@@ -98,12 +95,12 @@ class Sizes:
 
     @property
     def has_shared_product(self) -> bool:
-        """Whether the components of a key share one q.k product."""
+        """Whether the components of a key share one product q.k."""
         return self.fused and self.variant.is_shifted
 
     @property
     def symbols(self) -> dict[str, int]:
-        """The value of every symbol of the formulas."""
+        """The value of every symbol."""
         mixtures = self.variant.num_components(self.mixtures)
         n = self.length + (self.pooling == "cls")
         return {
@@ -120,8 +117,8 @@ class Sizes:
             "K": 1 if self.variant.is_shifted else mixtures,
             "R": self.head_dim * (1 if self.feature_map == "elu" else 2),
             "V": self.vocab,
-            "T": self.length if self.max_positions is None else self.max_positions,
-            "G": self.intermediate if self.classifier_hidden is None else self.classifier_hidden,
+            "T": self.max_positions or self.length,
+            "G": self.classifier_hidden or self.intermediate,
             "A": self.patch,
             "O": self.labels,
             "W": self.bytes_per_number,
@@ -149,14 +146,16 @@ _CONFIG_NAMES = {
 
 
 def attention_parameters(sizes: Sizes) -> Quantity:
-    """(3 + K) C H D weights of one layer's attention, plus biases, shifts, prior and variances.
+    """(3 + K) C H D weights of one layer, plus biases, shifts, prior and variances.
 
-    mgk with h heads and M = 2 has 5 C h D where softmax with 2h heads has 8 C h D; smgk has 4 C h D and its shifts.
+    For M = 2 and h heads, mgk has 5 C h D and smgk 4 C h D, where softmax with 2h
+    heads has 8 C h D.
     """
     terms = [Term("projections", "(3 + K) * C * H * D"), Term("biases", "(2 + K) * H * D + C")]
     if sizes.variant.is_shifted:
         terms.append(Term("shifts", "H * M * D"))
-    if sizes.variant.is_mixture and sizes.prior == "learned" and sizes.e_step == "soft":
+    has_prior = sizes.prior == "learned" and sizes.e_step == "soft"
+    if sizes.variant.is_mixture and has_prior:
         terms.append(Term("prior", "H * M"))
     if sizes.variance == "learned":
         terms.append(Term("variance", "H * M"))
@@ -177,8 +176,8 @@ def model_parameters(sizes: Sizes) -> Quantity:
     if sizes.pooling == "cls":
         terms.append(Term("class token", "C"))
     terms.append(Term("last norm", "2 * C"))
-    rest = sizes.quantity("", *terms, *_head_terms(sizes, flops=False))
-    return layer_parameters(sizes).times("L", name="model parameters") + rest
+    layers = layer_parameters(sizes).times("L", name="model parameters")
+    return layers + sizes.quantity("", *terms, *_head_terms(sizes, flops=False))
 
 
 def attention_flops(sizes: Sizes) -> Quantity:
@@ -195,40 +194,41 @@ def forward_flops(sizes: Sizes) -> Quantity:
         Term("feed-forward", "4 * B * N * C * F"),
     )
     patches = "N" if sizes.pooling == "mean" else "(N - 1)"
-    embedding = [Term("patches", f"2 * B * {patches} * A * C")] if sizes.patch else []
-    return layer.times("L") + sizes.quantity("", *embedding, *_head_terms(sizes, flops=True))
+    terms = [Term("patches", f"2 * B * {patches} * A * C")] if sizes.patch else []
+    rest = sizes.quantity("", *terms, *_head_terms(sizes, flops=True))
+    return layer.times("L") + rest
 
 
 def training_flops(sizes: Sizes) -> Quantity:
-    """One training step: three forwards, and the M-step's counts where a prior or variance is "em"."""
+    """One step: three forwards, and the M-step's counts with "em"."""
     counts = sizes.quantity("", *_m_step_terms(sizes)).times("L")
     return forward_flops(sizes).times("3", name="training FLOPs") + counts
 
 
 def cache_bytes(sizes: Sizes) -> Quantity:
-    """The decoding cache: K keys and a value per token; for the linear variants a state of constant size."""
+    """K keys and a value per token, or for the linear variants a constant state."""
+    term = Term("keys and values", "W * L * B * H * (K + 1) * N * D")
     if sizes.variant.is_linear:
-        return sizes.quantity("cache bytes", Term("state", "W * L * B * H * R * (D + 1)"))
-    return sizes.quantity("cache bytes", Term("keys and values", "W * L * B * H * (K + 1) * N * D"))
+        term = Term("state", "W * L * B * H * R * (D + 1)")
+    return sizes.quantity("cache bytes", term)
 
 
 def activation_bytes(sizes: Sizes) -> Quantity:
-    """What autograd saves in a training forward, with fused attention and without checkpointing.
-
-    The N x N matrices of attention without a fused kernel are not included.
-    """
+    """What autograd saves in a forward, fused and without checkpointing."""
     layer = sizes.quantity(
         "activation bytes",
         Term("inputs of norms and maps, dropout masks", "W * B * N * 6 * C"),
         Term("feed-forward", "W * B * N * 2 * F"),
         *_attention_activations(sizes),
     )
-    logits = [Term("logits", "W * B * N * V")] if sizes.head == "language" else []
-    return layer.times("L") + sizes.quantity("", Term("first dropout, last norm", "W * B * N * 2 * C"), *logits)
+    rest = [Term("first dropout, last norm", "W * B * N * 2 * C")]
+    if sizes.head == "language":
+        rest.append(Term("logits", "W * B * N * V"))
+    return layer.times("L") + sizes.quantity("", *rest)
 
 
 def head_parameters(sizes: Sizes) -> Quantity:
-    """The head on top of the last norm; an output layer that shares the token embeddings adds none."""
+    """Of the head above the last norm; a tied output layer has none."""
     return sizes.quantity("head parameters", *_head_terms(sizes, flops=False))
 
 
@@ -239,8 +239,8 @@ def _attention_activations(sizes: Sizes) -> Iterator[Term]:
         yield Term("features, and the queries' in the order of a product", "W * B * N * H * R * (3 + M)")
         yield Term("values, sums, output", "W * B * N * H * (3 * D + 2)")
         return
-    copies = " + 2" if sizes.variant.is_shifted else ""
-    yield Term("queries, keys, values, output", f"W * B * N * H * (K + 4{copies}) * D")
+    count = "(K + 4 + 2)" if sizes.variant.is_shifted else "(K + 4)"
+    yield Term("queries, keys, values, output", f"W * B * N * H * {count} * D")
     yield Term("maxima, sums, biases", "W * B * N * H * (M + 2)")
 
 
@@ -249,7 +249,8 @@ def _head_terms(sizes: Sizes, *, flops: bool) -> Iterator[Term]:
     per_token = "2 * B * N * " if flops else ""
     if sizes.head in _VECTORS:
         weights = f"{_VECTORS[sizes.head]} * C * G"
-        yield Term("classifier", f"2 * E * ({weights} + G * O)" if flops else f"{weights} + G + G * O + O")
+        parameters = f"{weights} + G + G * O + O"
+        yield Term("classifier", f"2 * E * ({weights} + G * O)" if flops else parameters)
     elif sizes.head == "language" and sizes.cutoffs:
         yield from _adaptive_softmax(sizes, per_token)
     elif sizes.head == "language" and (flops or not sizes.tied):
@@ -257,11 +258,14 @@ def _head_terms(sizes: Sizes, *, flops: bool) -> Iterator[Term]:
 
 
 def _adaptive_softmax(sizes: Sizes, factor: str) -> Iterator[Term]:
-    """The first words and one score per cluster; each cluster has a width that shrinks with its number."""
-    yield Term("adaptive softmax, first words", f"{factor}C * {sizes.cutoffs[0] + len(sizes.cutoffs)}")
-    for number, (start, end) in enumerate(pairwise((*sizes.cutoffs, sizes.vocab)), 1):
+    """The first words and one score per cluster; then clusters of falling width."""
+    ends = (*sizes.cutoffs, sizes.vocab)
+    first = ends[0] + len(sizes.cutoffs)
+    yield Term("adaptive softmax, first words", f"{factor}C * {first}")
+    for number, (start, end) in enumerate(pairwise(ends), 1):
         width = int(sizes.hidden // sizes.cutoff_divisor**number)
-        yield Term(f"adaptive softmax, cluster {number}", f"{factor}(C + {end - start}) * {width}")
+        formula = f"{factor}(C + {end - start}) * {width}"
+        yield Term(f"adaptive softmax, cluster {number}", formula)
 
 
 def _attention_terms(sizes: Sizes) -> Iterator[Term]:
@@ -282,10 +286,9 @@ def _products(sizes: Sizes) -> str:
 
 
 def _pointwise(sizes: Sizes) -> str:
-    """Elementary operations per pair: scale and bias of the scores, maximum, difference, exp and sum.
+    """Operations per pair: scale, bias, maximum, difference, exp and sum.
 
-    A hard E-step takes a maximum over the components and then one exp per pair. Components that share their product
-    take one exp per pair too, times a product of M numbers.
+    A hard E-step, and components that share their product, take one exp per pair.
     """
     if sizes.attention == "softmax":
         return "5"

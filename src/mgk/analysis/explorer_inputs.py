@@ -16,9 +16,8 @@ from mgk.analysis.explorer import ModelInput, Pixels
 from mgk.analysis.model_source import ModelSource
 from mgk.data.task_registry import find_task
 from mgk.training.recipe import read_recipe
-from mgk.training.run import quiet
 from mgk.training.run_dir import RECIPE
-from mgk.training.tasks import open_data
+from mgk.training.tasks import open_data, quiet
 
 # What a model of a folder reads unless the user says otherwise.
 DEFAULT_TEXT = "A key with two components can be near to two kinds of queries: one head then does the work of two."

@@ -1,4 +1,4 @@
-"""Quantities with their formula: one text is shown and evaluated, so the two cannot differ."""
+"""Quantities with their formula: one text is shown and evaluated."""
 
 import re
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ _SYMBOL = re.compile(r"[A-Za-z_]+")
 
 
 class Term(NamedTuple):
-    """A summand: what it stands for, and its formula."""
+    """A summand."""
 
     name: str
     formula: str
@@ -17,7 +17,7 @@ class Term(NamedTuple):
 
 @dataclass(frozen=True)
 class Quantity:
-    """A named sum of terms, and the value of every symbol in their formulas."""
+    """A sum of terms, and the value of every symbol in them."""
 
     name: str
     terms: tuple[Term, ...]
@@ -30,28 +30,29 @@ class Quantity:
 
     def term_value(self, term: Term) -> int:
         """The value of one term."""
-        # The formulas are constants of this package: arithmetic on integers and nothing else.
+        # formulas are constants of this package: arithmetic on integers
         return int(eval(term.formula, {"__builtins__": {}}, dict(self.symbols)))
 
     def with_numbers(self, term: Term) -> str:
-        """A term's formula with its symbols replaced by their values."""
+        """A formula, with values for symbols."""
         return _SYMBOL.sub(lambda match: str(self.symbols[match[0]]), term.formula)
 
     def explain(self) -> str:
-        """The value, then a line per term: its formula in symbols, in numbers, and its value."""
+        """The value, then a line per term: in symbols, in numbers, its value."""
         lines = [f"{self.name} = {self.value:,}"]
         for term in self.terms:
-            lines.append(f"  {term.name}: {term.formula} = {self.with_numbers(term)} = {self.term_value(term):,}")
+            numbers, value = self.with_numbers(term), self.term_value(term)
+            lines.append(f"  {term.name}: {term.formula} = {numbers} = {value:,}")
         return "\n".join(lines)
 
     def __add__(self, other: "Quantity") -> "Quantity":
-        """The terms of both, under the name of the first."""
+        """The terms of both, by the first name."""
         return Quantity(self.name, (*self.terms, *other.terms), self.symbols)
 
     def times(self, factor: str, *, name: str | None = None) -> "Quantity":
         """Every term times a factor in the same symbols."""
-        terms = (Term(term.name, f"{factor} * {_parenthesised(term.formula)}") for term in self.terms)
-        return Quantity(name or self.name, tuple(terms), self.symbols)
+        terms = tuple(Term(term.name, f"{factor} * {_parenthesised(term.formula)}") for term in self.terms)
+        return Quantity(name or self.name, terms, self.symbols)
 
 
 def _parenthesised(formula: str) -> str:

@@ -1,4 +1,4 @@
-"""How a trained model uses the components of its keys: priors, shares of the attention, and distances."""
+"""How a model uses the components of its keys."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,15 +14,15 @@ from mgk.variants import VARIANTS
 
 @dataclass(frozen=True)
 class MixtureUsage:
-    """The components of one layer, means over examples.
+    """The components of one layer, means over examples, queries and positions.
 
     Attributes:
-        layer: its index, from 0.
-        prior: pi_r (H, M), the mean over positions where they have their own.
-        share: sum_j A_ij gamma_ijr (H, M), the mean over queries i of the attention through component r.
-        certainty: sum_j A_ij max_r gamma_ijr (H,): 1 for one component per pair, 1/M where all contribute equally.
-        distance: |k_jr - k_js| / sigma (H, M, M), the mean over positions of the distance between two components in
-            standard deviations; for the linear variants, which have none, in units of D^(1/4).
+        layer: From 0.
+        prior: pi_r (H, M).
+        share: sum_j A_ij gamma_ijr (H, M), the attention through component r.
+        certainty: sum_j A_ij max_r gamma_ijr (H,), from 1/M to 1.
+        distance: |k_jr - k_js| / sigma (H, M, M); sigma is D^(1/4) for the linear
+            variants, which have none.
     """
 
     layer: int
@@ -33,16 +33,12 @@ class MixtureUsage:
 
 
 def mixture_usage(model: Any, examples: Sequence[Example]) -> list[MixtureUsage]:
-    """The use of the components in every layer.
-
-    Args:
-        model: one of :mod:`mgk.models`, with a mixture of keys.
-        examples: as the data sets of :mod:`mgk.data` give them, without a batch dimension.
-    """
+    """The use of the components in every layer, on some examples."""
     if not examples:
         raise ValueError("examples must be at least one, got none")
-    if not VARIANTS[model.config.attention].is_mixture:
-        raise ValueError(f"attention={model.config.attention!r} has one key a position, not a mixture")
+    attention = model.config.attention
+    if not VARIANTS[attention].is_mixture:
+        raise ValueError(f"attention={attention!r} has one key a position, not a mixture")
     by_example: list[list[tuple[Tensor, ...]]] = []
     with inference(model) as inputs:
         for example in examples:

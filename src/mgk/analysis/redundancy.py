@@ -1,11 +1,12 @@
-"""The similarity of a model's attention heads: the paper argues that mixtures avoid redundant heads; this measures it.
+"""The similarity of attention heads, as the paper argues that mixtures reduce it.
 
-The similarity of two heads on an example is the mean over queries of 1 - JS(A_i, B_i) / log 2, where JS is the
-Jensen-Shannon divergence of the two rows: 1 for identical heads, 0 for heads that never attend to the same keys.
+The mean over queries of 1 - JS(A_i, B_i) / log 2, with the Jensen-Shannon divergence:
+1 for identical heads, 0 for heads that never attend to the same keys.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import combinations, product
 from typing import Any
 
 import numpy as np
@@ -16,33 +17,30 @@ from mgk.analysis.attention_maps import Example, Map, attention_maps
 
 @dataclass(frozen=True)
 class Redundancy:
-    """The similarity of every pair of heads, a mean over examples.
+    """The similarity of every pair of heads, a mean over examples."""
 
-    Attributes:
-        similarity: (K, K) for K heads in all layers, in the order of ``heads``; the diagonal is 1.
-        heads: (layer, head) of each, from 0.
-    """
-
-    similarity: NDArray[np.float64]
-    heads: tuple[tuple[int, int], ...]
+    similarity: NDArray[np.float64]  # (K, K), in the order of ``heads``
+    heads: tuple[tuple[int, int], ...]  # (layer, head) of each, from 0
 
     @property
     def within_layers(self) -> float | None:
-        """The mean over pairs of heads in one layer; None where a layer has one head."""
-        return self._mean([a[0] == b[0] for a in self.heads for b in self.heads])
+        """Mean over pairs in one layer; None with one head a layer."""
+        return self._mean(is_same_layer=True)
 
     @property
     def across_layers(self) -> float | None:
-        """The mean over pairs of heads in different layers; None where there is one layer."""
-        return self._mean([a[0] != b[0] for a in self.heads for b in self.heads])
+        """Mean over pairs in different layers; None with one layer."""
+        return self._mean(is_same_layer=False)
 
-    def _mean(self, is_chosen: Sequence[bool]) -> float | None:
-        pairs = np.reshape(is_chosen, self.similarity.shape) & ~np.eye(len(self.heads), dtype=bool)
+    def _mean(self, *, is_same_layer: bool) -> float | None:
+        layers = np.array([layer for layer, _ in self.heads])
+        pairs = (layers[:, None] == layers) == is_same_layer
+        np.fill_diagonal(pairs, False)
         return float(self.similarity[pairs].mean()) if pairs.any() else None
 
 
 def similarity(first: Map, second: Map) -> float:
-    """The mean over queries of 1 - JS(A_i, B_i) / log 2, of two maps (L, S)."""
+    """Mean over queries of 1 - JS(A_i, B_i) / log 2, of maps (L, S)."""
     from scipy.special import rel_entr
 
     a, b = first.astype(np.float64), second.astype(np.float64)
@@ -52,12 +50,7 @@ def similarity(first: Map, second: Map) -> float:
 
 
 def redundancy(model: Any, examples: Sequence[Example]) -> Redundancy:
-    """The similarity of the heads of a model on some examples.
-
-    Args:
-        model: one of :mod:`mgk.models`.
-        examples: as the data sets of :mod:`mgk.data` give them, without a batch dimension.
-    """
+    """The similarity of the heads of a model on some examples."""
     if not examples:
         raise ValueError("examples must be at least one, got none")
     tables = []
@@ -65,7 +58,8 @@ def redundancy(model: Any, examples: Sequence[Example]) -> Redundancy:
         (maps,) = attention_maps(model, [example])
         heads = [weights for _, weights in maps.items()]
         table = np.eye(len(heads))
-        for row, column in zip(*np.tril_indices(len(heads), -1), strict=True):
-            table[row, column] = table[column, row] = similarity(heads[row], heads[column])
+        for a, b in combinations(range(len(heads)), 2):
+            table[a, b] = table[b, a] = similarity(heads[a], heads[b])
         tables.append(table)
-    return Redundancy(np.mean(tables, 0), tuple((layer, head) for layer in maps.layers for head in maps.heads))
+    places = tuple(product(maps.layers, maps.heads))
+    return Redundancy(np.mean(tables, 0), places)

@@ -1,1 +1,1 @@
-"""Benchmarks of time, memory and precision: one registry, one runner, one JSON form."""
+"""Benchmarks; docs/performance.md describes the rows of each."""

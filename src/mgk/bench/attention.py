@@ -1,15 +1,10 @@
-"""Time and memory of every variant on every backend that serves it, against softmax with twice the heads.
-
-A row has ``variant``, ``heads``, ``backend`` ("torch" for the baseline), ``is_auto`` (whether ``backend="auto"`` takes
-it), ``passes``, the fields of :class:`mgk.bench.timing.Timing` and ``peak_extra_mb`` (10^6 bytes; None: not measured).
-"""
+"""Time and memory of every variant and backend, against softmax with twice the heads."""
 
 from dataclasses import asdict
-from typing import Any
 
 import torch
 
-from mgk._util.memory import peak_extra_bytes
+from mgk._util.machine import peak_extra_bytes
 from mgk.bench import calls, timing
 from mgk.bench.registry import AttentionSettings, AttentionShape, Passes
 from mgk.bench.runner import BenchError, OnStep, Outcome, Row
@@ -22,13 +17,14 @@ _Plan = list[tuple[Row, Work]]
 
 
 def run(settings: AttentionSettings, on_step: OnStep) -> Outcome:
-    """One row per pass and alternative: the baseline, then the variants in the order of the settings."""
+    """One row per pass and alternative, the baseline first."""
     inputs = calls.make_inputs(settings, dtype=getattr(torch, settings.dtype), device=settings.device)
     notes: dict[str, None] = {}  # in order, each once
     plans = [_plan(settings, passes, inputs, notes) for passes in settings.passes]
     if all(len(plan) == 1 for plan in plans):
         raise BenchError("; ".join(["nothing is left to measure", *notes]))
-    steps = Steps(on_step, (settings.rounds + 1 + settings.memory) * sum(len(plan) for plan in plans))
+    runs_each = settings.rounds + 1 + settings.memory
+    steps = Steps(on_step, runs_each * sum(len(plan) for plan in plans))
     rows = [row for plan in plans for row in _measure(settings, plan, steps)]
     if settings.memory and any(row["peak_extra_mb"] is None for row in rows):
         notes["peak memory cannot be measured on this system"] = None
@@ -36,32 +32,36 @@ def run(settings: AttentionSettings, on_step: OnStep) -> Outcome:
 
 
 def reference_bytes(variant: str, shape: AttentionShape, itemsize: int = 4) -> int:
-    """Approximate peak of ``reference``, forward and backward: N x N tensors, their number found by measuring."""
+    """Peak of ``reference`` with backward; the number of N x N tensors was measured."""
     spec = calls.spec_of(variant)
     tensors = 3 if spec.is_linear else 5 + 2 * spec.num_components(shape.mixtures)
     return tensors * shape.batch * shape.heads * shape.length**2 * itemsize
 
 
 def _plan(settings: AttentionSettings, passes: Passes, x: calls.Inputs, notes: dict[str, None]) -> _Plan:
-    """The baseline and every alternative that can be measured; the others go to the notes."""
-    itemsize = 8 if settings.dtype == "float64" else 4  # half precision is computed in float32
-    baseline = {"variant": "softmax", "heads": 2 * settings.heads, "backend": BASELINE, "is_auto": False}
-    plan: _Plan = [(baseline | {"passes": passes}, calls.softmax_baseline(x, passes, is_causal=settings.causal))]
+    """The baseline and what can be measured; the rest goes to the notes."""
+    causal = settings.causal
+    itemsize = 8 if settings.dtype == "float64" else 4  # half is computed in float32
+
+    def row(name: str, heads: int, backend: str, is_auto: bool) -> Row:
+        return {"variant": name, "heads": heads, "backend": backend, "is_auto": is_auto, "passes": passes}
+
+    baseline = calls.softmax_baseline(x, passes, is_causal=causal)
+    plan: _Plan = [(row("softmax", 2 * settings.heads, BASELINE, False), baseline)]
     for name in settings.variants:
-        with torch.set_grad_enabled(passes != "forward"):  # support and choice of a backend depend on gradients
-            auto = calls.auto_backend(name, x, settings.causal)
-            backends = settings.backends or calls.backends_of(name)
-            reasons = {backend: calls.unsupported_reason(name, backend, x, settings.causal) for backend in backends}
+        backends = settings.backends or calls.backends_of(name)
+        with torch.set_grad_enabled(passes != "forward"):  # backends depend on it
+            auto = calls.auto_backend(name, x, causal)
+            reasons = {backend: calls.unsupported_reason(name, backend, x, causal) for backend in backends}
         needed = reference_bytes(name, settings, itemsize) / 1e9
         for backend, reason in reasons.items():
-            if reason is None and backend == "reference" and needed > settings.memory_limit_gb:
+            if reason is None and backend in ("reference", "eager") and needed > settings.memory_limit_gb:
                 reason = f"it needs about {needed:.2g} GB, the limit is {settings.memory_limit_gb:g} GB"
             if reason is not None:
                 notes[f"{name} by {backend} was not measured: {reason}"] = None
                 continue
-            row = {"variant": name, "heads": settings.heads, "backend": backend, "is_auto": backend == auto}
-            options: dict[str, Any] = {"backend": backend, "is_causal": settings.causal}
-            plan.append((row | {"passes": passes}, calls.variant_work(name, x, passes, **options)))
+            work = calls.variant_work(name, x, passes, backend=backend, is_causal=causal)
+            plan.append((row(name, settings.heads, backend, backend == auto), work))
     return plan
 
 
@@ -71,9 +71,10 @@ def _measure(settings: AttentionSettings, plan: _Plan, steps: Steps) -> list[Row
     timings = timing.compare(works, "0", rounds=settings.rounds, device=device, on_run=steps)
     rows = []
     for (row, work), times in zip(plan, timings.values(), strict=True):
-        peak = None
+        megabytes = None
         if settings.memory:
             peak = peak_extra_bytes(work, device)
+            megabytes = None if peak is None else peak / 1e6
             steps()
-        rows.append({**row, **asdict(times), "peak_extra_mb": None if peak is None else peak / 1e6})
+        rows.append({**row, **asdict(times), "peak_extra_mb": megabytes})
     return rows

@@ -1,7 +1,8 @@
-"""Calls of attention to be measured: inputs, every variant, the softmax baseline and the unfused mixture."""
+"""Calls of attention to be measured."""
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -11,16 +12,21 @@ from torch.nn.functional import scaled_dot_product_attention
 from mgk.bench.registry import HARD, AttentionShape, Passes
 from mgk.bench.runner import BenchError
 from mgk.bench.timing import Work
-from mgk.functional import available_backends, linear_mixture_attention, mixture_attention, shifted_mixture_attention
-from mgk.functional.linear import api as linear
-from mgk.functional.mixture import dispatch
-from mgk.functional.mixture.api import checked_call
-from mgk.functional.mixture.inputs import Call, compute_dtype
+from mgk.functional import (
+    available_backends,
+    backends,
+    linear_mixture_attention,
+    mixture_attention,
+    shifted_mixture_attention,
+)
+from mgk.functional.linear.inputs import LinearInputs
+from mgk.functional.linear.inputs import validate_inputs as validate_linear_inputs
+from mgk.functional.mixture.inputs import AttentionInputs, compute_dtype, validate_inputs
 from mgk.variants import VARIANTS, VariantSpec
 
 
 class Inputs(NamedTuple):
-    """Leaves of the graph: what a model computes from its tokens, or learns."""
+    """Leaves of the graph."""
 
     query: Tensor  # (B, H, L, D)
     key: Tensor  # (B, H, N, D)
@@ -31,8 +37,17 @@ class Inputs(NamedTuple):
 
     def leaves(self, name: str) -> list[Tensor]:
         """The inputs of a variant, the query first."""
-        keys = {"single": [self.key], "projected": [self.keys], "shifted": [self.key, self.shifts]}[spec_of(name).keys]
-        return [self.query, *keys, self.value, *([self.log_prior] if spec_of(name).is_mixture else [])]
+        spec = spec_of(name)
+        keys = [self.keys] if spec.keys == "projected" else [self.key]
+        shifts = [self.shifts] if spec.is_shifted else []
+        prior = [self.log_prior] if spec.is_mixture else []
+        return [self.query, *keys, *shifts, self.value, *prior]
+
+    def components(self, name: str) -> tuple[Tensor, Tensor | None]:
+        """Keys (B, H, M or 1, N, D) and prior (1, H, M, 1) of a variant."""
+        spec = spec_of(name)
+        keys = self.keys if spec.keys == "projected" else self.key.unsqueeze(2)
+        return keys, self.log_prior[None, :, :, None] if spec.is_mixture else None
 
 
 def spec_of(name: str) -> VariantSpec:
@@ -48,13 +63,14 @@ def make_inputs(
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
 ) -> Inputs:
-    """Standard normal inputs, the same for the same sizes, and a prior as training might leave it."""
+    """Standard normal inputs, the same for the same sizes."""
     generator = torch.Generator("cpu").manual_seed(0)
 
     def normal(*size: int) -> Tensor:
         return torch.randn(size, generator=generator).to(device, dtype).requires_grad_()
 
-    pairs, length, width, mixtures = (shape.batch, shape.heads), shape.length, shape.head_dim, shape.mixtures
+    pairs, mixtures = (shape.batch, shape.heads), shape.mixtures
+    length, width = shape.length, shape.head_dim
     query = normal(*pairs, num_queries or length, width)
     prior = torch.randn(shape.heads, mixtures, generator=generator).log_softmax(-1)
     return Inputs(
@@ -70,63 +86,64 @@ def make_inputs(
 def attend(name: str, x: Inputs, **options: Any) -> Any:
     """The output of a variant; ``options`` are those of the public function."""
     spec = spec_of(name)
-    log_prior = x.log_prior[None, :, :, None] if spec.is_mixture else None  # (1, H, M, 1)
-    keys = x.keys if spec.keys == "projected" else x.key.unsqueeze(2)
+    keys, log_prior = x.components(name)
     if spec.is_linear:
         keys = keys + x.shifts[None, :, :, None] if spec.is_shifted else keys
         return linear_mixture_attention(x.query, keys, x.value, log_prior, **options)
     e_step: Any = "hard" if name.endswith(HARD) else "soft"
     if spec.is_shifted:
-        return shifted_mixture_attention(x.query, x.key, x.shifts, x.value, x.log_prior, e_step=e_step, **options)
+        options = {"e_step": e_step, **options}
+        return shifted_mixture_attention(x.query, x.key, x.shifts, x.value, x.log_prior, **options)
     kernel: Any = "gaussian" if spec.is_mixture else "dot"
-    return mixture_attention(x.query, keys, x.value, log_prior, kernel=kernel, e_step=e_step, **options)
+    options = {"kernel": kernel, "e_step": e_step, **options}
+    return mixture_attention(x.query, keys, x.value, log_prior, **options)
 
 
 def softmax_baseline(x: Inputs, passes: Passes, **options: Any) -> Work:
     """Softmax attention with twice the heads by ``scaled_dot_product_attention``."""
-    query, key, value = (
-        torch.cat([t.detach(), t.detach().flip(2)], 1).requires_grad_() for t in (x.query, x.key, x.value)
-    )
-    return work(lambda: scaled_dot_product_attention(query, key, value, **options), [query, key, value], passes)
+    single = [t.detach() for t in (x.query, x.key, x.value)]
+    query, key, value = (torch.cat([t, t.flip(2)], 1).requires_grad_() for t in single)
+    run = partial(scaled_dot_product_attention, query, key, value, **options)
+    return work(run, [query, key, value], passes)
 
 
 def unfused_attention(
-    query: Tensor, keys: Tensor, value: Tensor, log_prior: Tensor, key_mask: Tensor | None = None, dropout: float = 0.0
+    query: Tensor,
+    keys: Tensor,
+    value: Tensor,
+    log_prior: Tensor,
+    key_mask: Tensor | None = None,
+    dropout: float = 0.0,
 ) -> Tensor:
     """Eq. 9 with M matrices of N x N exponentials in memory, mixed and normalised.
 
-    Args:
-        query: (B, H, L, D).
-        keys: (B, H, M, S, D).
-        value: (B, H, S, E).
-        log_prior: broadcastable to (B, H, M, S).
-        key_mask: bool (B, S), True takes part.
-        dropout: probability of dropping a weight.
+    Shapes: (B, H, L, D), (B, H, M, S, D), (B, H, S, E), a prior that broadcasts to
+    (B, H, M, S), and a mask (B, S) that is True for keys that take part.
     """
     mass = torch.zeros(())
+    width = 2 * math.sqrt(query.shape[-1])
     for r in range(keys.shape[2]):
         distance = torch.cdist(query, keys[:, :, r]).square()
-        mass = mass + log_prior[:, :, r, None].exp() * torch.exp(-distance / (2 * math.sqrt(query.shape[-1])))
+        mass = mass + log_prior[:, :, r, None].exp() * torch.exp(-distance / width)
     if key_mask is not None:
         mass = mass.masked_fill(~key_mask[:, None, None], 0.0)
     return torch.dropout(mass / mass.sum(-1, keepdim=True), dropout, dropout > 0) @ value
 
 
 def work(forward: Callable[[], Tensor], leaves: Sequence[Tensor], passes: Passes) -> Work:
-    """The forward without a graph, or the forward and the gradients of the leaves; the output is shaped as leaf 0."""
+    """The forward without a graph, or with gradients; its shape is that of leaf 0."""
     if passes == "forward":
         return torch.no_grad()(forward)
-    gradient = torch.ones_like(leaves[0])
-    return lambda: torch.autograd.grad(forward(), leaves, gradient)
+    return lambda: torch.autograd.grad(forward(), leaves, torch.ones_like(leaves[0]))
 
 
 def variant_work(name: str, x: Inputs, passes: Passes, **options: Any) -> Work:
-    """:func:`work` of a variant."""
+    """The work of a variant."""
     return work(lambda: attend(name, x, **options), x.leaves(name), passes)
 
 
 def require_kernels() -> None:
-    """Raise a :class:`BenchError` where the fused kernels do not work."""
+    """Raise where the fused kernels do not work."""
     status = available_backends()["cpu"]
     if status != "ready":
         raise BenchError(f"the fused kernels cannot be measured: backend 'cpu' is {status}")
@@ -134,36 +151,34 @@ def require_kernels() -> None:
 
 def backends_of(name: str) -> tuple[str, ...]:
     """The backends of a variant, ready or not."""
-    return linear.BACKENDS[1:] if spec_of(name).is_linear else tuple(available_backends())
+    return backends.backend_names(spec_of(name).family)[1:]
 
 
 def unsupported_reason(name: str, backend: str, x: Inputs, is_causal: bool) -> str | None:
     """Why the backend cannot serve the variant; None if it can."""
     if backend not in backends_of(name):
         return "it has no such backend"
-    if spec_of(name).is_linear:
-        return None
-    status = available_backends()[backend]
-    return status if status != "ready" else dispatch.BACKENDS[backend].refusal(_call(name, x, is_causal))
+    return backends.BACKENDS[spec_of(name).family][backend].unsupported_reason(_validated(name, x, is_causal))
 
 
 def auto_backend(name: str, x: Inputs, is_causal: bool) -> str:
     """The backend that ``backend="auto"`` takes."""
-    return "blockwise" if spec_of(name).is_linear else dispatch.choose(_call(name, x, is_causal))
+    return backends.select(spec_of(name).family, _validated(name, x, is_causal)).name
 
 
-def _call(name: str, x: Inputs, is_causal: bool) -> Call:
+def _validated(name: str, x: Inputs, is_causal: bool) -> AttentionInputs | LinearInputs:
+    """The inputs that a backend is selected for."""
     spec = spec_of(name)
-    return checked_call(
+    if spec.is_linear:
+        return validate_linear_inputs(x.query, x.keys, x.value, is_causal=is_causal)
+    keys, log_prior = x.components(name)
+    return validate_inputs(
         x.query,
-        x.keys if spec.keys == "projected" else x.key.unsqueeze(2),
-        x.shifts if spec.is_shifted else None,
+        keys,
         x.value,
-        log_prior=x.log_prior[None, :, :, None] if spec.is_mixture else None,
-        variance=None,
+        shifts=x.shifts if spec.is_shifted else None,
+        log_prior=log_prior,
         kernel="gaussian" if spec.is_mixture else "dot",
         e_step="hard" if name.endswith(HARD) else "soft",
-        attn_mask=None,
         is_causal=is_causal,
-        dropout_p=0.0,
     )

@@ -1,6 +1,5 @@
-"""Time to generate or prepare data sets, against limits; and the sample images of the documentation."""
+"""Time to prepare data sets, against limits; sample images of the documentation."""
 
-import shutil
 import tempfile
 import time
 from pathlib import Path
@@ -9,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from mgk._util.memory import peak_process_bytes
+from mgk._util.machine import peak_process_bytes
 from mgk.bench.registry import ListOpsSettings, PathfinderSettings, PicturesSettings, WikiTextSettings
 from mgk.bench.runner import OnStep, Outcome, Row
 from mgk.data import prepare
@@ -20,16 +19,12 @@ _COLUMNS, _ZOOM = 6, 3
 
 
 def listops(settings: ListOpsSettings, on_step: OnStep) -> Outcome:
-    """One row: ``seconds``, ``examples`` and ``tokens`` per split, the set's ``options``, ``sha256`` per file."""
+    """One row: time, and the ``options``, sizes and ``sha256`` of the set."""
     return _generation("listops", settings, on_step)
 
 
 def pathfinder(settings: PathfinderSettings, on_step: OnStep) -> Outcome:
-    """The row of the generation, then per difficulty the accuracy of cues that follow no path.
-
-    The cues are the distance of the dots and the mean brightness. For each the best threshold on one half of the images
-    is tested on the other half.
-    """
+    """The row of the generation, then of cues that follow no path: their accuracy."""
     outcome = _generation("pathfinder", settings, on_step)
     rows = list(outcome.rows)
     for difficulty in DIFFICULTIES:
@@ -41,12 +36,13 @@ def pathfinder(settings: PathfinderSettings, on_step: OnStep) -> Outcome:
             "mean_brightness": images.mean((1, 2)),
         }
         accuracies = {name: round(threshold_accuracy(cue, labels), 4) for name, cue in cues.items()}
-        rows.append({"difficulty": difficulty, "images": settings.blocks * PICTURES_PER_BLOCK, **accuracies})
+        count = settings.blocks * PICTURES_PER_BLOCK
+        rows.append({"difficulty": difficulty, "images": count, **accuracies})
     return Outcome(rows, failures=outcome.failures)
 
 
 def dot_distance(image: NDArray[np.uint8]) -> float:
-    """Largest distance between two of the brightest pixels: only the dots are that bright."""
+    """Largest distance of two of the brightest pixels, which are the dots."""
     bright = np.argwhere(image == image.max())
     return float(np.linalg.norm(bright[:, None] - bright, axis=-1).max())
 
@@ -55,7 +51,8 @@ def threshold_accuracy(cue: NDArray[np.float64], labels: NDArray[np.uint8]) -> f
     """Accuracy on the second half of the threshold that is best on the first."""
     half = len(cue) // 2
     thresholds = np.unique(cue[:half])
-    right = np.array([((cue[:half] <= threshold) == labels[:half]).mean() for threshold in thresholds])
+    guesses = cue[:half] <= thresholds[:, None]
+    right = (guesses == labels[:half]).mean(1)
     best = int(np.argmax(np.abs(right - 0.5)))
     share = float(((cue[half:] <= thresholds[best]) == labels[half:]).mean())
     return share if right[best] >= 0.5 else 1 - share
@@ -68,7 +65,8 @@ def pictures(settings: PicturesSettings, on_step: OnStep) -> Outcome:
         block, lines = draw(0, 0, difficulty), []
         for label in (1, 0):
             images = block.images[block.labels == label][:_COLUMNS]
-            lines.append(np.concatenate([np.pad(image, 1, constant_values=128) for image in images], 1))
+            framed = [np.pad(image, 1, constant_values=128) for image in images]
+            lines.append(np.concatenate(framed, 1))
         path = settings.out / f"pathfinder_{difficulty}.png"
         Image.fromarray(np.concatenate(lines).repeat(_ZOOM, 0).repeat(_ZOOM, 1)).save(path)
         rows.append({"difficulty": difficulty, "file": str(path)})
@@ -77,13 +75,9 @@ def pictures(settings: PicturesSettings, on_step: OnStep) -> Outcome:
 
 
 def wikitext(settings: WikiTextSettings, on_step: OnStep) -> Outcome:
-    """One row: ``words``, ``vocabulary``, ``seconds`` of the whole preparation, ``words_per_second``, peaks of memory.
-
-    The time includes hashing the files, reading, vocabulary, encoding, writing and syncing. ``repeated_seconds`` is the
-    time of a second call, which finds the set prepared.
-    """
-    folder = Path(tempfile.mkdtemp())
-    try:
+    """One row; a second call must find the set prepared."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
         words = _write_repeated(settings.source, folder, settings.times)
         before = peak_process_bytes()
         start = time.perf_counter()
@@ -91,9 +85,8 @@ def wikitext(settings: WikiTextSettings, on_step: OnStep) -> Outcome:
         middle = time.perf_counter()
         is_prepared_again = prepare("wikitext-2", folder, out=folder / "out").is_new
         end = time.perf_counter()
-    finally:
-        shutil.rmtree(folder)
-    peak, rate, limit = peak_process_bytes(), words / (middle - start), round(settings.limit_gb * 1e9)
+    peak, limit = peak_process_bytes(), round(settings.limit_gb * 1e9)
+    rate = words / (middle - start)
     checks = {
         f"{rate:,.0f} words per second are below the limit": rate < settings.min_words_per_second,
         f"peak memory of the process is {peak:,} bytes, above the limit": peak > limit,
@@ -115,22 +108,24 @@ def wikitext(settings: WikiTextSettings, on_step: OnStep) -> Outcome:
 def _generation(task: str, settings: ListOpsSettings, on_step: OnStep) -> Outcome:
     with tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()
-        manifest = prepare(task, out=Path(folder), workers=settings.workers, on_step=on_step).manifest
+        done = prepare(task, out=folder, workers=settings.workers, on_step=on_step)
         seconds = time.perf_counter() - start
+    manifest = done.manifest
+    arrays = [name for name in manifest.files if name.endswith(".bin")]
     row = {
         "seconds": round(seconds, 2),
         "limit_seconds": settings.limit_seconds,
         "options": dict(manifest.options),
         "examples": {split: manifest.examples(split) for split in manifest.splits},
-        "tokens": {split: arrays["tokens"].shape[0] for split, arrays in manifest.splits.items()},
-        "sha256": {name: spec.sha256 for name, spec in manifest.files.items() if name.endswith(".bin")},
+        "tokens": {name: split["tokens"].shape[0] for name, split in manifest.splits.items()},
+        "sha256": {name: manifest.files[name].sha256 for name in arrays},
     }
     is_late = seconds > settings.limit_seconds
     return Outcome([row], failures=[f"{seconds:.1f} s are above the limit"] if is_late else [])
 
 
 def _write_repeated(archive: Path, folder: Path, times: int) -> int:
-    """Write the three files, the training text ``times`` times over; returns the number of words."""
+    """Write the three files, the training text repeated; the number of words."""
     words = 0
     for file in Source(archive).files(r"wiki\.(train|valid|test)\.tokens"):
         text, repeats = file.read(), times if file.match[1] == "train" else 1

@@ -1,12 +1,7 @@
-"""Tokens per second and cache size in generation, against softmax attention that fills the width and GPT-2.
-
-Rows of experiment "speed" have ``model``, ``heads``, ``tokens_per_second`` of the whole batch (median over rounds),
-``times_softmax`` and ``times_gpt2`` (speed relative to that model in the same round: median, ``_min``, ``_max``) and
-``cache_bytes`` after the last token. Rows of experiment "position" have ``model``, ``position`` and ``milliseconds``
-for one token of the whole batch there.
-"""
+"""Tokens per second and cache size in generation, against softmax and GPT-2."""
 
 import copy
+from collections.abc import Mapping
 from functools import partial
 from statistics import median
 
@@ -18,7 +13,7 @@ from transformers.cache_utils import Cache
 from mgk.bench import timing
 from mgk.bench.registry import GenerateSettings
 from mgk.bench.runner import BenchError, OnStep, Outcome, Row
-from mgk.bench.timing import Steps
+from mgk.bench.timing import Steps, Work
 from mgk.models import MgkConfig, MgkForCausalLM
 from mgk.models.transformers_cache import CoreCacheLayer
 
@@ -27,7 +22,7 @@ _STATE_VARIANT = "mlk"
 
 
 class Generation:
-    """One model with a prompt in its cache, to be continued again and again."""
+    """One model with a prompt in its cache, continued again and again."""
 
     def __init__(self, model: PreTrainedModel, prompt: Tensor) -> None:
         self.model = model
@@ -57,7 +52,7 @@ class Generation:
 
     @torch.no_grad()
     def steps(self, tokens: int) -> None:
-        """Decode with the model alone: ``generate`` copies the text so far at every step."""
+        """Decode without ``generate``, which copies the text at every step."""
         cache, token = copy.deepcopy(self.cache), self.prompt[:, -1:]
         for _ in range(tokens):
             out = self.model(token, past_key_values=cache, use_cache=True)
@@ -67,16 +62,20 @@ class Generation:
 def run(settings: GenerateSettings, on_step: OnStep) -> Outcome:
     """One row per model, softmax and GPT-2 first, then one per position."""
     if settings.width % settings.head_dim:
-        raise BenchError(f"the width {settings.width} is no multiple of the head width {settings.head_dim}")
+        width = f"the width {settings.width}"
+        raise BenchError(f"{width} is no multiple of the head width {settings.head_dim}")
     names = (*BASELINES, *(name for name in settings.variants if name not in BASELINES))
     steps = Steps(on_step, (settings.rounds + 1) * (len(names) + len(settings.positions)))
     rows = _speeds(settings, names, steps)
-    return Outcome(rows + (_positions(settings, steps) if settings.positions else []))
+    if settings.positions:
+        rows += _positions(settings, steps)
+    return Outcome(rows)
 
 
 def make_model(name: str, settings: GenerateSettings) -> PreTrainedModel:
-    """An untrained model in evaluation mode; its speed does not depend on its weights."""
-    num_positions = max(settings.prompt + settings.tokens, *settings.positions, 1) + settings.position_tokens
+    """An untrained model in evaluation mode."""
+    last = max(settings.prompt + settings.tokens, *settings.positions, 1)
+    num_positions = last + settings.position_tokens
     model: PreTrainedModel
     if name == GPT2:
         config = GPT2Config(
@@ -107,21 +106,22 @@ def make_model(name: str, settings: GenerateSettings) -> PreTrainedModel:
 
 
 def cache_bytes(cache: Cache) -> int:
-    """The bytes of the entries in use, of mgk's caches and of those of transformers."""
+    """The bytes of the entries in use."""
     total = 0
     for layer in cache.layers:
         if isinstance(layer, CoreCacheLayer):
             total += layer.core.nbytes
         else:
-            total += sum(x.numel() * x.element_size() for x in (layer.keys, layer.values) if x is not None)
+            tensors = [x for x in (layer.keys, layer.values) if x is not None]
+            total += sum(x.numel() * x.element_size() for x in tensors)
     return total
 
 
 def _speeds(settings: GenerateSettings, names: tuple[str, ...], steps: Steps) -> list[Row]:
-    prompt = _prompt(settings, settings.prompt + 1)  # the last token is the first that is decoded
+    prompt = _prompt(settings, settings.prompt + 1)  # the last is decoded first
     models = {name: Generation(make_model(name, settings), prompt) for name in names}
-    works = {name: partial(generation.run, settings.tokens) for name, generation in models.items()}
-    seconds = timing.measure(works, rounds=settings.rounds, device=torch.device(settings.device), on_run=steps)
+    works = {name: partial(model.run, settings.tokens) for name, model in models.items()}
+    seconds = _measure(works, settings, steps)
     rows = []
     for name, generation in models.items():
         row = {
@@ -131,7 +131,8 @@ def _speeds(settings: GenerateSettings, names: tuple[str, ...], steps: Steps) ->
             "tokens_per_second": settings.batch * settings.tokens / median(seconds[name]),
         }
         for baseline in BASELINES:
-            times = [theirs / mine for theirs, mine in zip(seconds[baseline], seconds[name], strict=True)]
+            pairs = zip(seconds[baseline], seconds[name], strict=True)
+            times = [theirs / mine for theirs, mine in pairs]
             row[f"times_{baseline}"] = median(times)
             row |= {f"times_{baseline}_min": min(times), f"times_{baseline}_max": max(times)}
         rows.append({**row, "cache_bytes": generation.cache_bytes})
@@ -140,12 +141,18 @@ def _speeds(settings: GenerateSettings, names: tuple[str, ...], steps: Steps) ->
 
 def _positions(settings: GenerateSettings, steps: Steps) -> list[Row]:
     model, tokens = make_model(_STATE_VARIANT, settings), settings.position_tokens
-    works = {str(at): partial(Generation(model, _prompt(settings, at + 1)).steps, tokens) for at in settings.positions}
-    seconds = timing.measure(works, rounds=settings.rounds, device=torch.device(settings.device), on_run=steps)
-    common = {"experiment": "position", "model": _STATE_VARIANT}
-    return [
-        {**common, "position": int(at), "milliseconds": median(times) / tokens * 1e3} for at, times in seconds.items()
-    ]
+    works, rows = {}, []
+    for at in settings.positions:
+        works[str(at)] = partial(Generation(model, _prompt(settings, at + 1)).steps, tokens)
+    for at, times in zip(settings.positions, _measure(works, settings, steps).values(), strict=True):
+        row = {"experiment": "position", "model": _STATE_VARIANT, "position": at}
+        rows.append({**row, "milliseconds": median(times) / tokens * 1e3})
+    return rows
+
+
+def _measure(works: Mapping[str, Work], settings: GenerateSettings, steps: Steps) -> dict[str, list[float]]:
+    device = torch.device(settings.device)
+    return timing.measure(works, rounds=settings.rounds, device=device, on_run=steps)
 
 
 def _num_heads(name: str, settings: GenerateSettings) -> int:
@@ -154,4 +161,5 @@ def _num_heads(name: str, settings: GenerateSettings) -> int:
 
 def _prompt(settings: GenerateSettings, length: int) -> Tensor:
     generator = torch.Generator().manual_seed(0)
-    return torch.randint(settings.vocab_size, (settings.batch, length), generator=generator).to(settings.device)
+    ids = torch.randint(settings.vocab_size, (settings.batch, length), generator=generator)
+    return ids.to(settings.device)

@@ -1,60 +1,57 @@
-"""The fused kernels with 4 heads against softmax attention with 8, in float32 with M = 2.
-
-A row has ``experiment``, its sizes ``B``, ``N``, ``D``, ``passes``, ``padded`` (share of masked keys) and ``causal``,
-the ``alternative``, the fields of :class:`mgk.bench.timing.Timing`, and for "length" ``peak_extra_mb``. The baseline is
-``scaled_dot_product_attention``, for "linear" linear attention with the same heads.
-"""
+"""The fused kernels with 4 heads against softmax attention with 8."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from mgk._util.memory import peak_extra_bytes
+from mgk._util.machine import peak_extra_bytes
 from mgk.bench import calls, timing
 from mgk.bench.registry import PASSES, AttentionShape, KernelsSettings, Passes
 from mgk.bench.runner import BenchError, OnStep, Outcome, Row
 from mgk.bench.timing import CPU, Work
 
-HEADS = 4
 BASELINE, UNFUSED = "softmax, 8 heads, torch", "mgk unfused, 4 heads"
-_MIXTURES = {f"{name} {e_step}, 4 heads": (name, e_step) for e_step in ("soft", "hard") for name in ("mgk", "smgk")}
-_VARIANTS = {label: name if e_step == "soft" else f"{name}-hard" for label, (name, e_step) in _MIXTURES.items()}
-_VARIANTS |= {"linear, 4 heads": "linear", "mlk, 4 heads": "mlk"}
+_MIXTURES = {
+    "mgk soft, 4 heads": "mgk",
+    "smgk soft, 4 heads": "smgk",
+    "mgk hard, 4 heads": "mgk-hard",
+    "smgk hard, 4 heads": "smgk-hard",
+}
+_VARIANTS = {**_MIXTURES, "linear, 4 heads": "linear", "mlk, 4 heads": "mlk"}
 _LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case:
+class Case(AttentionShape):
     """One comparison; the first alternative is the baseline."""
 
     experiment: str
     passes: Passes
     alternatives: tuple[str, ...] = (BASELINE, *_MIXTURES)
     rounds: int
-    batch: int = 2
-    length: int = 2048
-    head_dim: int = 32
     padded: float = 0.0
     causal: bool = False
 
     def works(self) -> dict[str, Work]:
         """What to time, by alternative."""
-        shape = AttentionShape(batch=self.batch, heads=HEADS, length=self.length, head_dim=self.head_dim)
-        x = calls.make_inputs(shape, num_queries=1 if self.experiment == "decoding" else None)
-        mask = (torch.arange(self.length) < self.length * (1 - self.padded))[None, None, None] if self.padded else None
-        return {name: self._work(name, x, {"is_causal": self.causal, "attn_mask": mask}) for name in self.alternatives}
+        x = calls.make_inputs(self, num_queries=1 if self.experiment == "decoding" else None)
+        mask = None
+        if self.padded:
+            mask = (torch.arange(self.length) < self.length * (1 - self.padded))[None, None, None]
+        options = {"is_causal": self.causal, "attn_mask": mask}
+        return {name: self._work(name, x, options) for name in self.alternatives}
 
     def _work(self, name: str, x: calls.Inputs, options: dict[str, Any]) -> Work:
         if name == BASELINE:
             return calls.softmax_baseline(x, self.passes, **options)
         if name == UNFUSED:
             prior = x.log_prior[None, :, :, None]
-            return calls.work(
-                lambda: calls.unfused_attention(x.query, x.keys, x.value, prior), x.leaves("mgk"), self.passes
-            )
+            run = partial(calls.unfused_attention, x.query, x.keys, x.value, prior)
+            return calls.work(run, x.leaves("mgk"), self.passes)
         variant = _VARIANTS[name]
         if calls.spec_of(variant).is_linear:
             return calls.variant_work(variant, x, self.passes, is_causal=self.causal)
@@ -63,13 +60,8 @@ class Case:
     def row(self) -> Row:
         """The fields that its rows share."""
         sizes = {"B": self.batch, "N": self.length, "D": self.head_dim}
-        return {
-            "experiment": self.experiment,
-            **sizes,
-            "passes": self.passes,
-            "padded": self.padded,
-            "causal": self.causal,
-        }
+        mask = {"padded": self.padded, "causal": self.causal}
+        return {"experiment": self.experiment, **sizes, "passes": self.passes, **mask}
 
 
 def cases() -> Iterator[Case]:
@@ -87,8 +79,15 @@ def cases() -> Iterator[Case]:
             rounds = max(2, min(15, 2**15 // length))
             yield Case(experiment="length", batch=1, length=length, passes=passes, rounds=rounds)
     soft = (BASELINE, "mgk soft, 4 heads", "smgk soft, 4 heads")
-    # beyond the CPU's cache
-    yield Case(experiment="decoding", batch=4, length=8192, head_dim=64, passes="forward", alternatives=soft, rounds=60)
+    yield Case(
+        experiment="decoding",
+        batch=4,
+        length=8192,  # beyond the CPU's cache
+        head_dim=64,
+        passes="forward",
+        alternatives=soft,
+        rounds=60,
+    )
     # Not all three in turn: smgk takes a second and slows down what follows it.
     for other, rounds in (("mlk, 4 heads", 41), ("smgk soft, 4 heads", 9)):
         yield Case(
@@ -129,16 +128,18 @@ def measure(case: Case) -> Iterator[Row]:
 
 
 def plot(rows: list[Row], path: Path) -> None:
-    """Draw the ratio over the length, a line per alternative and a panel per pass."""
+    """Draw the ratio over the length, a panel per pass."""
     import matplotlib.pyplot as plt
 
+    ticks = [f"{length // 1024}k" if length >= 1024 else str(length) for length in _LENGTHS]
     figure, axes = plt.subplots(1, 2, figsize=(9, 3.5), sharey=True)
     for axis, passes in zip(axes, PASSES, strict=True):
         for name in (BASELINE, *_MIXTURES):
-            points = [(row["N"], row["ratio"]) for row in rows if (row["alternative"], row["passes"]) == (name, passes)]
+            mine = [row for row in rows if (row["alternative"], row["passes"]) == (name, passes)]
+            points = [(row["N"], row["ratio"]) for row in mine]
             axis.plot(*zip(*points, strict=True), marker="o", markersize=3, label=name)
         axis.set(xscale="log", xlabel="length N", title=passes, ylim=(0, 1.2))
-        axis.set_xticks(_LENGTHS, [f"{length // 1024}k" if length >= 1024 else str(length) for length in _LENGTHS])
+        axis.set_xticks(_LENGTHS, ticks)
         axis.minorticks_off()
         axis.grid(alpha=0.3)
     axes[0].set_ylabel("time / softmax with 8 heads")

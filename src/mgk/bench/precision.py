@@ -1,13 +1,6 @@
-"""Largest float32 errors of every backend against the equations in float64: unit-normal inputs, D = 32, M = 2.
+"""Largest float32 errors of every backend against the equations in float64.
 
-An error is relative to max(1, largest element). The gradient of a prior shared by all positions is the hardest: it adds
-up the rounding of all N^2 pairs. With a hard E-step only the output is compared: where two components nearly tie,
-float32 may choose the other one, and the gradient follows.
-
-A row has ``threads``, ``variant``, ``e_step``, ``causal``, ``learned_variance`` ("no", or one per "head" or per
-"component"), ``backend``, ``errors`` (of the output and of each argument's gradient: ``largest`` and
-``root_mean_square`` over the seeds, how many are ``above`` the bound), and over all of them ``largest``, ``largest_of``
-and ``above``.
+With a hard E-step only the output is compared: float32 may break a near tie otherwise.
 """
 
 from functools import lru_cache
@@ -35,32 +28,33 @@ class Case(NamedTuple):
     learned_variance: str
 
     def inputs(self, seed: int, length: int) -> dict[str, Tensor]:
-        """Inputs in float64 that float32 can hold, and the gradient of the output."""
+        """Float64 that float32 can hold; ``upstream`` is the output's gradient."""
         generator = torch.Generator().manual_seed(seed)
 
         def normal(*shape: int) -> Tensor:
             return torch.randn(*shape, generator=generator).double()
 
         per_token = (1, 1, length, HEAD_DIM)
-        inputs = {"query": normal(*per_token), "value": normal(*per_token), "upstream": normal(*per_token)}
+        inputs = {name: normal(*per_token) for name in ("query", "value", "upstream")}
         inputs["log_prior"] = normal(1, 1, MIXTURES, 1).log_softmax(2).float().double()
         shape = _VARIANCE_SHAPES[self.learned_variance]
         if shape is not None:
-            inputs["variance"] = (HEAD_DIM**0.5 * (0.8 + 0.4 * torch.rand(shape, generator=generator))).double()
+            scale = 0.8 + 0.4 * torch.rand(shape, generator=generator)
+            inputs["variance"] = (HEAD_DIM**0.5 * scale).double()
         if self.variant == "mgk":
             return inputs | {"keys": normal(1, 1, MIXTURES, length, HEAD_DIM)}
         return inputs | {"key": normal(*per_token), "shifts": normal(1, MIXTURES, HEAD_DIM)}
 
     def results(self, backend: str, inputs: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
         """The output, and with a soft E-step every gradient."""
-        leaves: dict[str, Any] = {
-            name: x.to(dtype).requires_grad_() for name, x in inputs.items() if name != "upstream"
-        }
+        leaves: dict[str, Any] = {name: x.to(dtype).requires_grad_() for name, x in inputs.items()}
+        upstream = leaves.pop("upstream").detach()
         options: dict[str, Any] = {"e_step": self.e_step, "is_causal": self.causal, "backend": backend}
-        out = (mixture_attention if self.variant == "mgk" else shifted_mixture_attention)(**leaves, **options)
+        attention = mixture_attention if self.variant == "mgk" else shifted_mixture_attention
+        out = attention(**leaves, **options)
         if self.e_step == "hard":
             return {"output": out.detach()}
-        gradients = torch.autograd.grad(out, list(leaves.values()), inputs["upstream"].to(dtype))
+        gradients = torch.autograd.grad(out, list(leaves.values()), upstream)
         return {"output": out.detach(), **dict(zip(leaves, gradients, strict=True))}
 
 
@@ -80,21 +74,23 @@ def run(settings: PrecisionSettings, on_step: OnStep) -> Outcome:
             errors = errors_of(case, backend, settings)
         name = max(errors, key=lambda name: errors[name]["largest"])
         above = sum(found["above"] for found in errors.values())
-        worst = {"largest": errors[name]["largest"], "largest_of": name, "above": above}
-        rows.append({"threads": number, **case._asdict(), "backend": backend, "errors": errors, **worst})
+        row = {"threads": number, **case._asdict(), "backend": backend, "errors": errors}
+        rows.append(row | {"largest": errors[name]["largest"], "largest_of": name, "above": above})
         on_step(done, len(jobs))
     above = sum(row["above"] for row in rows)
     return Outcome(rows, failures=[f"{above} errors are above {settings.bound:g}"] if above else [])
 
 
 def errors_of(case: Case, backend: str, settings: PrecisionSettings) -> dict[str, dict[str, float]]:
-    """Errors of the output and of every gradient over the seeds, as in the field ``errors`` of a row."""
+    """The field ``errors`` of a row."""
     errors: dict[str, list[float]] = {}
     for seed in range(settings.seeds):
         truth = _truth(case, seed, settings.length)
-        for name, x in case.results(backend, case.inputs(seed, settings.length), torch.float32).items():
-            error = (x.double() - truth[name]).abs().max() / max(1.0, truth[name].abs().max().item())
-            errors.setdefault(name, []).append(error.item())
+        results = case.results(backend, case.inputs(seed, settings.length), torch.float32)
+        for name, x in results.items():
+            scale = max(1.0, truth[name].abs().max().item())
+            error = (x.double() - truth[name]).abs().max().item() / scale
+            errors.setdefault(name, []).append(error)
     return {
         name: {
             "largest": max(found),

@@ -1,7 +1,4 @@
-"""The benchmarks by name: settings, entry point and printed columns. Does not import torch, so that help is instant.
-
-An option of the command line is a field of a settings class: :func:`option` holds its default, help and limits.
-"""
+"""The benchmarks and their options. Does not import torch: help is instant."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,11 +10,11 @@ from mgk.variants import DEFAULT_NUM_MIXTURES, VARIANTS
 Passes = Literal["forward", "forward+backward"]
 
 PASSES: tuple[Passes, ...] = get_args(Passes)
-BACKENDS = ("reference", "blockwise", "sdpa", "cpu")
+BACKENDS = ("reference", "eager", "blockwise", "sdpa", "cpu")
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 DEVICES = ("cpu", "cuda", "mps", "xpu")
 HARD = "-hard"
-# The variants, and those of them that have a hard E-step once more with it.
+# Each variant, and after it the same with a hard E-step, if it has one.
 ATTENTION_VARIANTS = tuple(
     name
     for spec in VARIANTS.values()
@@ -26,21 +23,16 @@ ATTENTION_VARIANTS = tuple(
 )
 KERNEL_EXPERIMENTS = ("table", "causal", "padding", "unfused", "length", "decoding", "linear")
 GENERATE_VARIANTS = tuple(name for name in VARIANTS if name != "softmax")
-# Tokens that an example keeps at most, as in the Long Range Arena.
+# Tokens of an example in the Long Range Arena.
 TASK_LENGTHS = {"listops": 2000, "text": 4000}
 
 
 def option(
     default: Any, text: str, *, least: float | None = None, most: float | None = None, choices: Sequence[str] = ()
 ) -> Any:
-    """A field of a settings class that is an option of the command line.
+    """A field that is an option; a default of ``...`` makes it required.
 
-    Args:
-        default: its value if not given; ``...`` makes it required.
-        text: its help.
-        least: the smallest value of a number; if not given 0 for a float and 1 for an int.
-        most: the largest value of a number.
-        choices: allowed values, of each item of a tuple.
+    ``least`` is by default 0 for a float, else 1; ``choices`` hold for each item.
     """
     if least is None:
         least = 0 if isinstance(default, float) else 1
@@ -87,32 +79,30 @@ class AttentionShape(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionSettings(DeviceSettings, AttentionShape):
-    """Time and memory of each variant on each backend, against softmax attention with twice the heads."""
+    """Time and memory of each variant and backend, against softmax with twice the heads."""
 
     dtype: str = option("float32", f"One of {', '.join(DTYPES)}.", choices=DTYPES)
     causal: bool = option(False, "Whether query i sees only keys j <= i.")
-    variants: tuple[str, ...] = option(ATTENTION_VARIANTS, "Variants to measure.", choices=ATTENTION_VARIANTS)
-    backends: tuple[str, ...] | None = option(
-        None, "Backends to measure; all that are ready if not given.", choices=BACKENDS
-    )
-    passes: tuple[Passes, ...] = option(PASSES, "Passes to measure.", choices=PASSES)
+    variants: tuple[str, ...] = option(ATTENTION_VARIANTS, "Variants.", choices=ATTENTION_VARIANTS)
+    backends: tuple[str, ...] | None = option(None, "Backends; by default all.", choices=BACKENDS)
+    passes: tuple[Passes, ...] = option(PASSES, "Passes.", choices=PASSES)
     memory: bool = option(True, "Whether to measure peak memory too.")
-    memory_limit_gb: float = option(8.0, "In 10^9 bytes: 'reference' is skipped where it needs more.")
+    memory_limit_gb: float = option(8.0, "'reference' is skipped where it needs more.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class KernelsSettings(ThreadSettings):
-    """The fused kernels with 4 heads against softmax attention with 8: the tables of README and docs/performance.md."""
+    """The fused kernels with 4 heads against softmax with 8: tables of docs/performance.md."""
 
     experiments: tuple[str, ...] = option(
-        KERNEL_EXPERIMENTS, "Experiments to run; an existing JSON file keeps the others.", choices=KERNEL_EXPERIMENTS
+        KERNEL_EXPERIMENTS, "A JSON file keeps those not run.", choices=KERNEL_EXPERIMENTS
     )
     plot: Path | None = option(None, "Draw the ratio over the length to this image.")  # noqa: RUF009  a field
 
 
 @dataclass(frozen=True, kw_only=True)
 class RooflineSettings(TimedSettings, AttentionShape):
-    """The forward of mgk and smgk by parts: matrix products, exponentials, rest; beside what the machine can do."""
+    """The forward of mgk and smgk by parts, beside what the machine can do."""
 
     rounds: int = option(15, "How often each alternative is timed.")
     matrix: int = option(2048, "Rows and columns of the large square matrices.")
@@ -120,7 +110,7 @@ class RooflineSettings(TimedSettings, AttentionShape):
 
 @dataclass(frozen=True, kw_only=True)
 class MemorySettings(ThreadSettings, AttentionShape):
-    """Peak extra memory of one long forward and backward of mgk by the blockwise backend, against a limit."""
+    """Peak extra memory of one long call of blockwise mgk, against a limit."""
 
     batch: int = option(1, "B.")
     heads: int = option(1, "H.")
@@ -130,7 +120,7 @@ class MemorySettings(ThreadSettings, AttentionShape):
 
 @dataclass(frozen=True, kw_only=True)
 class PrecisionSettings(ThreadSettings):
-    """Largest float32 errors of every backend against the equations in float64, with 1 thread and with all."""
+    """Largest float32 errors of every backend against float64, by threads."""
 
     seeds: int = option(64, "Random inputs of each case.")
     length: int = option(512, "N.")
@@ -139,38 +129,36 @@ class PrecisionSettings(ThreadSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class GenerateSettings(DeviceSettings):
-    """Tokens per second and cache size of language models, against softmax attention and Hugging Face's GPT-2."""
+    """Tokens per second and cache size, against softmax and Hugging Face's GPT-2."""
 
     batch: int = option(4, "Sequences.")
     prompt: int = option(1536, "Tokens in the cache before the clock starts.")
     tokens: int = option(512, "Tokens generated while it runs.")
     variants: tuple[str, ...] = option(("smgk", "mgk"), "Variants to measure.", choices=GENERATE_VARIANTS)
     layers: int = option(8, "Layers of every model.")
-    width: int = option(256, "Hidden size of every model; the feed-forward network has four times as much.")
+    width: int = option(256, "Hidden size; the feed-forward network has four times as much.")
     head_dim: int = option(32, "D, of every model.")
-    heads: int = option(4, "H, of the variants; softmax and GPT-2 have as many as fill the width.")
+    heads: int = option(4, "H, of the variants; softmax and GPT-2 fill the width.")
     mixtures: int = option(DEFAULT_NUM_MIXTURES, "M, Gaussians per key.")
     vocab_size: int = option(256, "Vocabulary of every model.", least=2)
     positions: tuple[int, ...] = option(
-        (1_000, 2_000, 5_000, 10_000, 20_000), "Where the time per token of mlk is measured; '' skips that."
+        (1_000, 2_000, 5_000, 10_000, 20_000), "Where a token of mlk is timed; '' skips that."
     )
     position_tokens: int = option(64, "Tokens decoded at each position.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainSettings(TimedSettings):
-    """Optimizer steps with realistic padding: mixtures with h heads against softmax by SDPA and linear with 2h."""
+    """Optimizer steps: mixtures with h heads against softmax and linear with 2h."""
 
-    shapes: tuple[str, ...] = option(
-        tuple(TASK_LENGTHS), "Tasks of the Long Range Arena whose lengths are drawn.", choices=tuple(TASK_LENGTHS)
-    )
-    heads: tuple[int, ...] = option((1, 2, 4), "h, of the mixtures; softmax and linear have twice as many.")
+    shapes: tuple[str, ...] = option(tuple(TASK_LENGTHS), "Tasks whose lengths are drawn.", choices=tuple(TASK_LENGTHS))
+    heads: tuple[int, ...] = option((1, 2, 4), "h, of the mixtures; the baselines have 2h.")
     batch: int = option(4, "Examples per step; the paper has 32.")
     mixtures: int = option(DEFAULT_NUM_MIXTURES, "M, Gaussians per key.")
-    max_length: int | None = option(None, "Tokens that an example keeps; 2000 for listops and 4000 for text.", least=2)
-    attention_dropout: float = option(0.0, "The paper has 0.1, for which SDPA has no fast path on the CPU.", most=0.99)
-    trainer_steps: int = option(20, "Steps timed in Trainer and in a bare loop; 0 skips that.", least=0)
-    memory_limit_gb: float = option(8.0, "In 10^9 bytes: unfused mgk is skipped where it needs more.")
+    max_length: int | None = option(None, "Tokens of an example; the task's if not given.", least=2)
+    attention_dropout: float = option(0.0, "The paper has 0.1, slow by SDPA on the CPU.", most=0.99)
+    trainer_steps: int = option(20, "Steps in Trainer and in a bare loop; 0 skips that.", least=0)
+    memory_limit_gb: float = option(8.0, "Unfused mgk is skipped where it needs more.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,21 +171,21 @@ class ListOpsSettings(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class PathfinderSettings(ListOpsSettings):
-    """Time to draw the full Pathfinder set, against a limit, and the accuracy of cues that follow no path."""
+    """Time to draw the full Pathfinder set; accuracy of cues that follow no path."""
 
     blocks: int = option(40, "Blocks of images that the cues are tested on.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class PicturesSettings(Settings):
-    """The sample images of docs/data.md: Pathfinder, connected above, not connected below."""
+    """The sample images of docs/data.md: connected above, not connected below."""
 
     out: Path = option(Path("docs/images"), "Folder of the images.")  # noqa: RUF009
 
 
 @dataclass(frozen=True, kw_only=True)
 class WikiTextSettings(Settings):
-    """Words per second and peak memory of preparing a text of WikiText-103's size, against limits."""
+    """Words per second and memory of preparing a text of WikiText-103's size."""
 
     source: Path = option(..., "WikiText-2, its folder or archive.")  # noqa: RUF009
     times: int = option(50, "How often the training text is repeated.")
@@ -207,20 +195,12 @@ class WikiTextSettings(Settings):
 
 @dataclass(frozen=True)
 class Benchmark:
-    """One benchmark.
-
-    Attributes:
-        settings: the class of its options; the documentation of the class describes the benchmark.
-        entry: ``module:function`` below ``mgk.bench``; the function takes settings and ``on_step``.
-        columns: the printed fields of a row, ``field`` or ``heading=field``; a table has those that its rows have.
-        title: format of a row; rows with the same title share a table.
-        legend: what the columns mean.
-    """
+    """One benchmark; the docstring of its settings describes it."""
 
     settings: type[Settings]
-    entry: str
-    columns: str
-    title: str = ""
+    entry: str  # "module:function" below mgk.bench
+    columns: str  # printed fields, "field" or "heading=field"
+    title: str = ""  # format of a row; rows of one title share a table
     legend: str = ""
 
     @property

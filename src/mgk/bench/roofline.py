@@ -1,21 +1,7 @@
-"""The forward of mgk and smgk by parts, beside the rates of the machine: all interleaved, with the same threads.
+"""The forward of mgk and smgk by parts, beside the rates of the machine.
 
-Of every time the fastest round counts: it is what the machine can do.
-
-Rows of experiment "rate" say what torch reaches here, ``gflop_per_second`` or ``giga_per_second``:
-
-- "sgemm": the product of two large square matrices, close to the peak of the fused multiply-add units;
-- "tile product": q k^T and p v in tiles of 64 x 64 scores, as the kernel has them, in the cache;
-- "exp": exponentials of blocks that stay in the cache.
-
-Rows of experiment "forward" account for ``milliseconds``, the time of a forward by the cpu backend:
-
-- ``products_milliseconds``: its matrix products, measured in the kernel itself. Doubling the widths of keys and values
-  adds each product once more and nothing else of order N^2: the part is the difference of the two times;
-- ``products_gflop`` and ``products_gflop_per_second``: their operations, and the rate that follows;
-- ``products_milliseconds_at_tile_rate`` and ``..._at_sgemm_rate``: the same operations at the rates above;
-- ``exponentials``: their number; ``exponentials_milliseconds``: at the rate above;
-- ``rest_milliseconds``: what remains, for the maximum and the sum of a row, rescaling, packing, features and threads.
+All are interleaved, with the same threads; the fastest round counts. Doubling the
+widths adds each product once more, and nothing else of order N^2.
 """
 
 from dataclasses import replace
@@ -29,7 +15,7 @@ from mgk.bench.timing import Steps, Work
 
 VARIANTS = ("smgk", "mgk")
 TILE = 64  # queries and keys of a tile of the kernel
-_TILES = 32  # in one call: few enough for the second-level cache, enough for all threads
+_TILES = 32  # fit the second-level cache, enough for all threads
 _CALLS = 50
 _BLOCK = 2**16
 
@@ -37,7 +23,11 @@ _BLOCK = 2**16
 def run(settings: RooflineSettings, on_step: OnStep) -> Outcome:
     """Three rows of rates, then a row per variant."""
     calls.require_kernels()
-    works = {"sgemm": _sgemm(settings.matrix), "tile product": _tile_products(settings.head_dim), "exp": _exp()}
+    works = {
+        "sgemm": _sgemm(settings.matrix),
+        "tile product": _tile_products(settings.head_dim),
+        "exp": _exp(),
+    }
     for name in VARIANTS:
         works[name] = _forward(name, settings, 1)
         works[_wide(name)] = _forward(name, settings, 2)
@@ -63,8 +53,7 @@ def run(settings: RooflineSettings, on_step: OnStep) -> Outcome:
 
 
 def _account(name: str, settings: RooflineSettings, seconds: dict[str, float], rates: dict[str, float]) -> Row:
-    """The row of one variant."""
-    # shifted keys share one product and one exponential of all components (identity 2)
+    # Shifted keys share one product and one exponential (identity 2).
     scores = 1 if calls.spec_of(name).is_shifted else settings.mixtures
     pairs = settings.batch * settings.heads * settings.length**2
     gflop = (scores + 1) * 2 * pairs * settings.head_dim / 1e9
@@ -96,17 +85,13 @@ def _forward(name: str, settings: RooflineSettings, factor: int) -> Work:
 
 
 def _sgemm(size: int) -> Work:
-    a, b, out = torch.randn(size, size), torch.randn(size, size), torch.empty(size, size)
+    a, b, out = (torch.randn(size, size) for _ in range(3))
     return lambda: torch.mm(a, b, out=out)
 
 
 def _tile_products(width: int) -> Work:
-    query, key, value = (
-        torch.randn(_TILES, TILE, width),
-        torch.randn(_TILES, width, TILE),
-        torch.randn(_TILES, TILE, width),
-    )
-    scores, out = torch.empty(_TILES, TILE, TILE), torch.empty(_TILES, TILE, width)
+    query, value, out = (torch.randn(_TILES, TILE, width) for _ in range(3))
+    key, scores = torch.randn(_TILES, width, TILE), torch.empty(_TILES, TILE, TILE)
 
     def run() -> None:
         for _ in range(_CALLS):

@@ -1,4 +1,4 @@
-"""Runs a benchmark by name: its device and threads, one report, one JSON form."""
+"""Runs a benchmark by name on its device and threads."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -27,13 +27,7 @@ class BenchError(UserError):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a benchmark measured.
-
-    Attributes:
-        rows: the measurements, in the types of JSON.
-        notes: what was left out, and why.
-        failures: limits that were missed.
-    """
+    """Rows in the types of JSON, notes on what was left out, limits missed."""
 
     rows: Sequence[Row]
     notes: Sequence[str] = ()
@@ -55,47 +49,48 @@ class Report:
             name: list(x) if isinstance(x, tuple) else str(x) if isinstance(x, Path) else x
             for name, x in asdict(self.settings).items()
         }
-        rows, notes = list(self.outcome.rows), list(self.outcome.notes)
-        machine = asdict(self.machine)
-        return {"benchmark": self.benchmark, "settings": settings, "machine": machine, "rows": rows, "notes": notes}
+        return {
+            "benchmark": self.benchmark,
+            "settings": settings,
+            "machine": asdict(self.machine),
+            "rows": list(self.outcome.rows),
+            "notes": list(self.outcome.notes),
+        }
 
     def write(self, path: Path) -> None:
-        """Write the JSON; rows in ``path`` of kernel experiments that were not run now are kept."""
+        """Write the JSON; rows of kernel experiments not run now are kept."""
         data = self.to_json()
         if isinstance(self.settings, KernelsSettings) and path.exists():
+            ran = self.settings.experiments
             old = json.loads(path.read_text())["rows"]
-            data["rows"] = [row for row in old if row["experiment"] not in self.settings.experiments] + data["rows"]
+            data["rows"] = [row for row in old if row["experiment"] not in ran] + data["rows"]
         write_json(path, data)
 
 
 def run(name: str, settings: Settings, on_step: OnStep = lambda done, total: None) -> Report:
-    """Run the benchmark.
-
-    Args:
-        name: a key of ``BENCHMARKS``.
-        settings: of the benchmark's own class.
-        on_step: called with the number of finished runs and of all runs.
+    """Run the benchmark; ``on_step`` gets the number of finished runs and of all.
 
     Raises:
-        BenchError: if the device is missing, memory does not suffice or nothing is left to measure.
+        BenchError: without the device, enough memory or anything to measure.
     """
     module, _, function = BENCHMARKS[name].entry.partition(":")
-    measure: Callable[[Settings, OnStep], Outcome] = getattr(import_module(f"mgk.bench.{module}"), function)
+    measure = getattr(import_module(f"mgk.bench.{module}"), function)
     device = _usable_device(getattr(settings, "device", "cpu"))
     try:
         with cpu_threads(getattr(settings, "threads", None)):
-            outcome = measure(settings, on_step)
-            return Report(name, settings, describe(device), outcome)
+            return Report(name, settings, describe(device), measure(settings, on_step))
     except RuntimeError as error:
-        if isinstance(error, torch.OutOfMemoryError) or any(text in str(error) for text in _OUT_OF_MEMORY):
-            raise BenchError("there is not enough memory for these sizes: choose smaller ones") from error
-        raise
+        is_reported = any(text in str(error) for text in _OUT_OF_MEMORY)
+        if not is_reported and not isinstance(error, torch.OutOfMemoryError):
+            raise
+        raise BenchError("there is not enough memory for these sizes: choose smaller ones") from error
 
 
 def _usable_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
         torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:  # a torch without CUDA raises AssertionError
-        raise BenchError(f"device {name!r} cannot be used here: {str(error).splitlines()[0]}") from error
+    except (RuntimeError, AssertionError) as error:  # the latter without CUDA
+        reason = str(error).splitlines()[0]
+        raise BenchError(f"device {name!r} cannot be used here: {reason}") from error
     return device

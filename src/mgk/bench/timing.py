@@ -1,4 +1,4 @@
-"""Times alternatives side by side: a ratio within one round cancels what slows the whole machine in that round."""
+"""Times alternatives side by side: ratios within a round cancel what slows it."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -15,7 +15,7 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Timing:
-    """Time of one alternative over all rounds, and its ratio to the baseline's time in the same round."""
+    """Median time of an alternative, and ratios to the baseline by round."""
 
     milliseconds: float  # median
     ratio: float  # median
@@ -43,15 +43,7 @@ def compare(
     device: torch.device = CPU,
     on_run: Callable[[], None] = lambda: None,
 ) -> dict[str, Timing]:
-    """Time the alternatives side by side; returns a timing per name.
-
-    Args:
-        alternatives: what to run, by name.
-        baseline: the name whose time the ratios divide by.
-        rounds: number of timed rounds.
-        device: where the work happens; waited for before the clock is read.
-        on_run: called after each run, (rounds + 1) * len(alternatives) times.
-    """
+    """A timing per name; ``on_run`` is called after each of all runs."""
     seconds = measure(alternatives, rounds=rounds, device=device, on_run=on_run)
     timings = {}
     for name, times in seconds.items():
@@ -67,10 +59,7 @@ def measure(
     device: torch.device = CPU,
     on_run: Callable[[], None] = lambda: None,
 ) -> dict[str, list[float]]:
-    """Seconds per round of every alternative, by name.
-
-    Each runs once a round, in an order that rotates, after a warm-up round.
-    """
+    """Seconds per round; after a warm-up, in an order that rotates."""
     names = list(alternatives)
     seconds: dict[str, list[float]] = {name: [] for name in names}
     for number in range(rounds + 1):

@@ -1,10 +1,4 @@
-"""The time of an optimizer step: mixtures with h heads against softmax by SDPA with 2h, and what ``Trainer`` adds.
-
-Rows of experiment "step" have ``shape`` (the task), ``group`` (h), ``model``, ``heads``, ``attention`` (the backend, or
-"unfused"), ``baseline``, ``mean_length`` (tokens of an example without padding) and the fields of
-:class:`mgk.bench.timing.Timing`. Rows of experiment "trainer" have ``shape``, ``model``, ``heads``, the median
-``trainer_milliseconds`` and ``bare_milliseconds`` of the same step in ``Trainer`` and in a bare loop, and their ratio.
-"""
+"""Optimizer steps: mixtures with h heads against softmax with 2h; ``Trainer``."""
 
 import tempfile
 import time
@@ -48,7 +42,7 @@ Batch = dict[str, Tensor]
 
 
 class UnfusedAttention(nn.Module):
-    """The parameters of a mixture attention, with :func:`unfused_attention` in place of its backends."""
+    """A mixture attention by :func:`unfused_attention` instead of its backends."""
 
     def __init__(self, fused: MixtureAttention) -> None:
         super().__init__()
@@ -57,15 +51,17 @@ class UnfusedAttention(nn.Module):
     def forward(self, x: Tensor, *, key_mask: Tensor | None = None, **unused: Any) -> Tensor:
         """(B, L, C) -> (B, L, C)."""
         query, keys, value = self.fused.project(x)
-        log_prior, dropout = self.fused.prior(keys.shape[3]), self.fused.dropout if self.training else 0.0
+        log_prior = self.fused.prior(keys.shape[3])
+        dropout = self.fused.dropout if self.training else 0.0
         heads = unfused_attention(query, keys, value, log_prior, key_mask, dropout)
         return self.fused.o_proj(heads.transpose(1, 2).flatten(2))
 
 
 def run(settings: TrainSettings, on_step: OnStep) -> Outcome:
-    """One row per task, number of heads and model, then one per model that ``Trainer`` is timed with."""
+    """One row per task, heads and model, then one per model in ``Trainer``."""
     notes: list[str] = []
-    batches = {shape: make_batches(shape, settings, settings.rounds + 1) for shape in settings.shapes}
+    count = settings.rounds + 1
+    batches = {shape: make_batches(shape, settings, count) for shape in settings.shapes}
     plans = [
         (shape, heads, group)
         for shape in settings.shapes
@@ -73,27 +69,28 @@ def run(settings: TrainSettings, on_step: OnStep) -> Outcome:
         for group in _groups(shape, heads, settings, batches[shape], notes)
     ]
     trainer_models = _TRAINER_MODELS if settings.trainer_steps else {}
-    total = (settings.rounds + 1) * sum(len(group) for _, _, group in plans) + len(trainer_models)
-    steps = Steps(on_step, total)
+    steps = Steps(on_step, count * sum(len(group) for _, _, group in plans) + len(trainer_models))
     rows: list[Row] = []
     for shape, heads, group in plans:
         works = {model.name: _work(shape, model, settings, batches[shape]) for model in group}
         times = timing.compare(works, group[0].name, rounds=settings.rounds, on_run=steps)
-        mean_length = mean(float(batch["attention_mask"].sum(1).float().mean()) for batch in batches[shape])
-        common = {"experiment": "step", "shape": shape, "group": heads, "mean_length": mean_length}
+        masks = [batch["attention_mask"] for batch in batches[shape]]
+        lengths = [float(mask.sum(1).float().mean()) for mask in masks]
+        common = {"experiment": "step", "shape": shape, "group": heads, "mean_length": mean(lengths)}
         for model in group:
-            row = {**common, **asdict(model), "baseline": group[0].name, **asdict(times[model.name])}
-            rows.append(row)
+            timed = {"baseline": group[0].name, **asdict(times[model.name])}
+            rows.append({**common, **asdict(model), **timed})
     for name, heads in trainer_models.items():
         trainer, bare = _trainer_and_bare_milliseconds(name, heads, settings)
         common = {"experiment": "trainer", "shape": "listops", "model": name, "heads": heads}
-        rows.append({**common, "trainer_milliseconds": trainer, "bare_milliseconds": bare, "ratio": trainer / bare})
+        both = {"trainer_milliseconds": trainer, "bare_milliseconds": bare}
+        rows.append({**common, **both, "ratio": trainer / bare})
         steps()
     return Outcome(rows, notes)
 
 
 def draw_lengths(shape: str, count: int) -> NDArray[np.int64]:
-    """Lengths as in the task: those of generated expressions, or drawn between the quantiles of IMDb."""
+    """Lengths as in the task: generated, or drawn between IMDb's quantiles."""
     if shape == "text":
         places = np.random.Generator(np.random.PCG64(0)).random(count)
         grid = np.linspace(0, 1, len(_IMDB_QUANTILES))
@@ -107,7 +104,7 @@ def draw_lengths(shape: str, count: int) -> NDArray[np.int64]:
 
 
 def make_batches(shape: str, settings: TrainSettings, count: int) -> list[Batch]:
-    """Batches of random tokens, each padded to its own longest example."""
+    """Batches of random tokens, each padded to its longest example."""
     generator = torch.Generator().manual_seed(0)
     limit = settings.max_length or TASK_LENGTHS[shape]
     lengths = torch.from_numpy(draw_lengths(shape, count * settings.batch)).clamp_max(limit)
@@ -135,21 +132,23 @@ def _groups(
     shape: str, heads: int, settings: TrainSettings, batches: list[Batch], notes: list[str]
 ) -> Iterator[list[_Model]]:
     """What is timed side by side, the baseline first."""
-    group = [_Model("softmax", 2 * heads, "sdpa"), _Model("mgk", heads, "auto"), _Model("smgk", heads, "auto")]
+    group = [_Model("softmax", 2 * heads, "sdpa")]
+    group += [_Model(name, heads, "auto") for name in ("mgk", "smgk")]
     longest = max(batch["input_ids"].shape[1] for batch in batches)
-    # The matrices of both layers that the backward needs: three for each component and three for their sum.
-    needed = 2 * (3 * settings.mixtures + 3) * settings.batch * heads * longest**2 * 4 / 1e9
+    # Of both layers: three matrices for each component and three for their sum.
+    matrices = 2 * (3 * settings.mixtures + 3) * settings.batch * heads
+    needed = matrices * longest**2 * 4 / 1e9
     if needed <= settings.memory_limit_gb:
         group.append(_Model("mgk", heads, UNFUSED))
     else:
-        limit = f"the limit is {settings.memory_limit_gb:g} GB"
-        notes.append(f"{shape}, mgk:{heads} {UNFUSED} was not measured: it needs about {needed:.2g} GB, {limit}")
+        reason = f"it needs about {needed:.2g} GB, the limit is {settings.memory_limit_gb:g} GB"
+        notes.append(f"{shape}, mgk:{heads} {UNFUSED} was not measured: {reason}")
     yield group
     yield [_Model("linear", 2 * heads, "auto"), _Model("mlk", heads, "auto")]
 
 
 def _work(shape: str, model: _Model, settings: TrainSettings, batches: list[Batch]) -> Work:
-    """One optimizer step of the Long Range Arena's model; in a round every model gets the same batch."""
+    """An optimizer step of LRA's model; in a round all get the same batch."""
     config = MgkConfig(
         attention=model.model,
         num_attention_heads=model.heads,
@@ -174,7 +173,7 @@ def _work(shape: str, model: _Model, settings: TrainSettings, batches: list[Batc
 
 
 def bare_step(model: nn.Module) -> Callable[[Batch], float]:
-    """An optimizer step and nothing else: forward, backward, AdamW, schedule; returns the loss."""
+    """Forward, backward, AdamW and schedule, nothing else; returns the loss."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=_LEARNING_RATE, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
 
@@ -190,10 +189,7 @@ def bare_step(model: nn.Module) -> Callable[[Batch], float]:
 
 
 def _trainer_and_bare_milliseconds(attention: str, heads: int, settings: TrainSettings) -> tuple[float, float]:
-    """Train by a recipe on generated expressions, then take the same steps in a bare loop; the second time counts.
-
-    Both draw their batches from the data set and pad them on the way.
-    """
+    """Train by a recipe, then take the same steps in a bare loop; the second time counts."""
     with tempfile.TemporaryDirectory() as folder:
         for run_name in ("warm-up", "timed"):
             times = _time_both_loops(attention, heads, settings, Path(folder), run_name)

@@ -5,9 +5,9 @@ import traceback
 
 
 def main() -> None:
-    """Run the command; exit with 1 and the name of the extra where that is not installed."""
+    """Run the command; without its extra, exit with 1 and say so."""
     try:
-        import rich  # noqa: F401  needed later for tables and progress; checked before any work
+        import rich  # noqa: F401  needed later; checked before any work
 
         from mgk.cli.app import app
     except ModuleNotFoundError as error:
@@ -29,6 +29,6 @@ def main() -> None:
         else:
             print(f"mgk: this is a bug ({reason}); run it again with --debug for a report", file=sys.stderr)
     ranks = sys.modules.get("mgk.training.distributed")
-    if ranks is not None and ranks.expected() > 1:
-        ranks.leave(code)
+    if ranks is not None and ranks.num_launched() > 1:
+        ranks.hard_exit(code)
     sys.exit(code)

@@ -1,4 +1,4 @@
-"""``mgk analyze``: the cost of models by formula, and the attention of a trained one."""
+"""``mgk analyze``: the cost of models, and the attention of a trained one."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +10,7 @@ from mgk._util.errors import UsageError
 from mgk.analysis import cost_model
 from mgk.analysis.cost_model import Sizes
 from mgk.cli.cli_errors import cli_errors
-from mgk.cli.options import one_of, some_of, split, whole_numbers, writable_file
+from mgk.cli.options import Json, one_of, some_of, split, whole_numbers, writable_file
 from mgk.variants import DEFAULT_E_STEP, DEFAULT_NUM_MIXTURES, DEFAULT_PRIOR, VARIANTS, EStep, Prior, Variant
 
 if TYPE_CHECKING:
@@ -34,6 +34,13 @@ _QUANTITIES = (
     cost_model.cache_bytes,
     cost_model.activation_bytes,
 )
+_COST_LEGEND = """\
+In parentheses: the ratio to softmax or linear attention with twice the heads. A multiply-add is 2 FLOPs;
+training is 3 forwards; attention is that of one layer, for the whole batch."""
+_SYMBOL_LEGEND = """
+B sequences, N tokens, P attended pairs, L layers, C width, F feed-forward width, H heads, D head width,
+M components, K projected keys a token, R features, V words, W bytes of a number
+"""
 _SPLITS = ("train", "validation", "test")
 _IMAGE_SUFFIXES = (".png", ".svg", ".pdf")
 
@@ -41,15 +48,14 @@ _IMAGE_SUFFIXES = (".png", ".svg", ".pdf")
 def parse_size(text: str | int) -> int:
     """A whole number with or without a suffix: 128k is 128,000, 128Ki is 131,072."""
     number = str(text).strip()
-    suffix = next((suffix for suffix in _SUFFIXES if number.endswith(suffix)), "")
+    suffix = next((ending for ending in _SUFFIXES if number.endswith(ending)), "")
     try:
         size = float(number.removesuffix(suffix)) * _SUFFIXES.get(suffix, 1)
     except ValueError:
         size = 0.0
     if size < 1 or size != int(size):
-        raise typer.BadParameter(
-            f"{text!r} is not a whole number from 1 up, with or without one of {', '.join(_SUFFIXES)}"
-        )
+        known = ", ".join(_SUFFIXES)
+        raise typer.BadParameter(f"{text!r} is not a whole number from 1 up, with or without one of {known}")
     return int(size)
 
 
@@ -95,30 +101,27 @@ def cost(
     ] = ",".join(VARIANTS),
     formulas: Annotated[bool, typer.Option("--formulas/--no-formulas", help="Whether to print them.")] = True,
 ) -> None:
-    """Parameters, FLOPs and bytes of mixtures with H heads beside softmax and linear attention with 2H."""
+    """Parameters, FLOPs and bytes of mixtures with H heads and baselines with 2H."""
     width = hidden or 2 * heads * head_dim
-    shared: dict[str, Any] = {
-        "head_dim": head_dim,
-        "hidden": width,
-        "layers": layers,
-        "intermediate": intermediate or 4 * width,
-        "length": length,
-        "batch": batch,
-        "mixtures": mixtures,
-        "vocab": vocab,
-        "head": "language",
-        "causal": causal,
-        "prior": prior,
-        "position": "rotary",
-        "bytes_per_number": _BYTES[dtype],
-        "fused": not unfused,
-    }
     models = [
         Sizes(
             attention=name,
             heads=heads if VARIANTS[name].is_mixture else 2 * heads,
+            head_dim=head_dim,
+            hidden=width,
+            layers=layers,
+            intermediate=intermediate or 4 * width,
+            length=length,
+            batch=batch,
+            mixtures=mixtures,
+            vocab=vocab,
+            head="language",
+            causal=causal,
+            prior=cast("Prior", prior),
             e_step=DEFAULT_E_STEP if VARIANTS[name].is_linear else cast("EStep", e_step),
-            **shared,
+            position="rotary",
+            bytes_per_number=_BYTES[dtype],
+            fused=not unfused,
         )
         for name in _BY_FAMILY
         if name in split(variants)
@@ -140,22 +143,15 @@ def _print_costs(models: Sequence[Sizes]) -> None:
             ratio = f" ({value / count(sizes.baseline()).value:.2f})" if sizes.variant.is_mixture else ""
             cells.append(f"{short(value)}{ratio}")
         rows.append([count(first).name, *cells])
-    title = (
-        f"N={first.length:,} B={first.batch} L={first.layers} C={first.hidden} F={first.intermediate}"
-        f" D={first.head_dim} M={first.mixtures}"
-    )
+    shown = {"N": f"{first.length:,}", "B": first.batch, "L": first.layers, "C": first.hidden}
+    shown |= {"F": first.intermediate, "D": first.head_dim, "M": first.mixtures}
+    title = " ".join(f"{name}={value}" for name, value in shown.items())
     _print_table(title, ["", *(f"{sizes.attention}:{sizes.heads}" for sizes in models)], rows)
-    typer.echo(
-        "In parentheses: the ratio to softmax or linear attention with twice the heads. A multiply-add is 2 FLOPs;"
-        "\ntraining is 3 forwards; attention is that of one layer, for the whole batch."
-    )
+    typer.echo(_COST_LEGEND)
 
 
 def _print_formulas(models: Sequence[Sizes]) -> None:
-    typer.echo(
-        "\nB sequences, N tokens, P attended pairs, L layers, C width, F feed-forward width, H heads, D head width,"
-        "\nM components, K projected keys a token, R features, V words, W bytes of a number\n"
-    )
+    typer.echo(_SYMBOL_LEGEND)
     for sizes in models:
         values = " ".join(f"{name}={sizes.symbols[name]}" for name in _SYMBOLS)
         typer.echo(f"{sizes.attention}:{sizes.heads}  {values}")
@@ -165,11 +161,9 @@ def _print_formulas(models: Sequence[Sizes]) -> None:
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")]
 Split = Annotated[str, typer.Option("--split", callback=one_of(_SPLITS), help=f"One of {', '.join(_SPLITS)}.")]
-Json = Annotated[
-    Path | None, typer.Option("--json", metavar="FILE", callback=writable_file, help="Write the numbers to this file.")
-]
 Examples = Annotated[int, typer.Option("--examples", min=1, help="Examples that the numbers are a mean over.")]
 Indices = Annotated[str, typer.Option(callback=whole_numbers, help="From 1, such as 1,2.", show_default="all")]
+_IMAGE = typer.Option(metavar="FILE", callback=_image, help="The image: .png, .svg or .pdf.")
 
 
 @app.command()
@@ -179,9 +173,7 @@ def maps(
     heads: Indices = "",
     example: Annotated[int, typer.Option(min=1, help="Which example of the split, from 1.")] = 1,
     split_: Split = "test",
-    out: Annotated[Path, typer.Option(metavar="FILE", callback=_image, help="The image: .png, .svg or .pdf.")] = Path(
-        "maps.png"
-    ),
+    out: Annotated[Path, _IMAGE] = Path("maps.png"),
     json: Json = None,
 ) -> None:
     """Draw attention maps of one example: a row per layer, a column per head."""
@@ -197,22 +189,19 @@ def maps(
         from mgk.analysis.attention_maps import attention_maps, attention_spread, draw_grid
 
         (result,) = attention_maps(model, [rows[example - 1]], **chosen)
-        draw_grid(result, title=f"{model.config.attention}, {data.task.name}, example {example} of {split_}", file=out)
-        places = [{"layer": layer + 1, "head": head + 1} for layer in result.layers for head in result.heads]
-        spreads = [vars(attention_spread(weights)) for _, weights in result.items()]
-        values = [{**place, **spread} for place, spread in zip(places, spreads, strict=True)]
+        title = f"{model.config.attention}, {data.task.name}, example {example} of {split_}"
+        draw_grid(result, title=title, file=out)
+        places = [(layer, head) for layer in result.layers for head in result.heads]
+        values, table = [], []
+        for (layer, head), (_, weights) in zip(places, result.items(), strict=True):
+            spread = attention_spread(weights)
+            values.append({"layer": layer + 1, "head": head + 1, **vars(spread)})
+            cells = (f"{spread.positions:.1f}", f"{spread.nearby:.1%}", f"{spread.top_share:.1%}")
+            table.append([str(layer + 1), str(head + 1), *cells])
         _print_table(
             f"Attention of the average query over {result.weights.shape[-1]} positions",
             ["layer", "head", "effective positions", "within 2", "top position's share"],
-            [
-                [
-                    *(str(item[name]) for name in ("layer", "head")),
-                    f"{item['positions']:.1f}",
-                    f"{item['nearby']:.1%}",
-                    f"{item['top_share']:.1%}",
-                ]
-                for item in values
-            ],
+            table,
         )
         _write(json, {"example": example, "split": split_, "maps": values})
         typer.echo(f"image: {out}")
@@ -227,7 +216,7 @@ def ranks(
     split_: Split = "test",
     json: Json = None,
 ) -> None:
-    """Ranks of sampled attention matrices by singular values, as in the paper, and effective ranks."""
+    """Ranks of sampled attention matrices, as in the paper, and effective ranks."""
     with cli_errors():
         _, model, rows = _load(run, split_)
 
@@ -258,7 +247,7 @@ def ranks(
 
 @app.command()
 def redundancy(run: Run, examples: Examples = 32, split_: Split = "test", json: Json = None) -> None:
-    """Similarity of attention heads: 1 for identical heads, 0 for heads that never attend to the same keys."""
+    """Similarity of heads: 1 if identical, 0 if they never attend to the same keys."""
     with cli_errors():
         _, model, rows = _load(run, split_)
 
@@ -268,7 +257,8 @@ def redundancy(run: Run, examples: Examples = 32, split_: Split = "test", json: 
         result = measure(model, chosen)
         heads = [[layer + 1, head + 1] for layer, head in result.heads]
         names = [f"{layer}.{head}" for layer, head in heads]
-        cells = [[name, *(f"{value:.3f}" for value in row)] for name, row in zip(names, result.similarity, strict=True)]
+        similar = zip(names, result.similarity, strict=True)
+        cells = [[name, *(f"{value:.3f}" for value in row)] for name, row in similar]
         _print_table("Head similarity (layer.head)", ["", *names], cells)
         means = {"within_layers": result.within_layers, "across_layers": result.across_layers}
         for name, value in means.items():
@@ -279,7 +269,7 @@ def redundancy(run: Run, examples: Examples = 32, split_: Split = "test", json: 
 
 @app.command()
 def mixtures(run: Run, examples: Examples = 32, split_: Split = "test", json: Json = None) -> None:
-    """Use of the components of a key: priors, shares of the attention, certainty, distances."""
+    """Use of the components of a key: priors, shares, certainty, distances."""
     with cli_errors():
         _, model, rows = _load(run, split_)
         if not VARIANTS[model.config.attention].is_mixture:
@@ -310,7 +300,7 @@ def mixtures(run: Run, examples: Examples = 32, split_: Split = "test", json: Js
 
 
 def _load(run: Path, split_: str) -> tuple["TaskData", "PreTrainedModel", Any]:
-    """The data, the model and a split of a finished run; user errors are raised before torch is imported."""
+    """Data, model and split of a finished run; torch comes after user errors."""
     from mgk.training.recipe import read_recipe
     from mgk.training.run_dir import MODEL, RECIPE
 
@@ -320,16 +310,13 @@ def _load(run: Path, split_: str) -> tuple["TaskData", "PreTrainedModel", Any]:
     if not (run / MODEL).is_dir():
         raise UsageError(f"{run}: this run is not finished: go on with mgk train --resume --out {run}")
 
-    from mgk.training.evaluation import load_model
-    from mgk.training.run import quiet
-    from mgk.training.tasks import open_data
+    from mgk.training.tasks import load_model, open_data
 
-    with quiet():
-        data = open_data(recipe.data)
-        if split_ not in data.manifest.splits:
-            splits = ", ".join(data.manifest.splits)
-            raise UsageError(f"{data.task.name} has no split {split_!r}; it has {splits}")
-        return data, load_model(run, data), data.split(split_)
+    data = open_data(recipe.data)
+    if split_ not in data.manifest.splits:
+        splits = ", ".join(data.manifest.splits)
+        raise UsageError(f"{data.task.name} has no split {split_!r}; it has {splits}")
+    return data, load_model(run, data.task), data.split(split_)
 
 
 def _first(rows: Any, count: int) -> list[Any]:
@@ -346,7 +333,11 @@ def _from_one(name: str, text: str, limit: int) -> list[int] | None:
 
 
 def _layer_values(layers: Sequence[Any], names: Sequence[str]) -> list[dict[str, Any]]:
-    return [{"layer": layer.layer + 1, **{name: getattr(layer, name).tolist() for name in names}} for layer in layers]
+    values = []
+    for layer in layers:
+        numbers = {name: getattr(layer, name).tolist() for name in names}
+        values.append({"layer": layer.layer + 1, **numbers})
+    return values
 
 
 def _print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

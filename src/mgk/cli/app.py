@@ -1,4 +1,4 @@
-"""The verbs of ``mgk``. Nothing here imports torch: help and usage errors answer at once."""
+"""The verbs of ``mgk``. Nothing here imports torch: help answers at once."""
 
 from typing import Annotated
 
@@ -15,8 +15,12 @@ from mgk.cli.report import report
 from mgk.cli.reproduce import reproduce
 from mgk.cli.train import train
 
-# Without rich markup: a message stays one line that can be searched for.
-app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,  # a message stays one line that can be searched for
+    pretty_exceptions_enable=False,
+)
 for _name, _verbs in (("analyze", analyze), ("bench", bench), ("data", data)):
     app.add_typer(_verbs.app, name=_name)
 app.command("eval")(evaluate)
@@ -35,7 +39,7 @@ def mgk(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
     ] = False,
-    debug: Annotated[  # removed from the arguments before they are parsed, so that it may stand anywhere
+    debug: Annotated[  # taken from the arguments before they are parsed
         bool, typer.Option("--debug", help="Show Python's traceback when something fails.")
     ] = False,
 ) -> None:

@@ -1,4 +1,4 @@
-"""``mgk bench NAME``: runs a benchmark. Its options are the fields of its settings; nothing here imports torch."""
+"""``mgk bench NAME``; its options are fields of its settings. No torch here."""
 
 import inspect
 from collections.abc import Callable
@@ -11,15 +11,12 @@ import typer
 
 from mgk.bench.registry import BENCHMARKS, DEVICES, Benchmark
 from mgk.cli.cli_errors import cli_errors
-from mgk.cli.options import device, one_of, some_of, split, whole_numbers, writable_file
+from mgk.cli.options import Json, device, one_of, some_of, split, whole_numbers, writable_file
 
 if TYPE_CHECKING:
     from mgk.bench.runner import Report
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Measure time, memory and precision here.")
-_JSON = Annotated[
-    Path | None, typer.Option("--json", metavar="FILE", callback=writable_file, help="Write the results to this file.")
-]
 
 
 @app.command("list")
@@ -38,7 +35,7 @@ def _add_command(name: str, benchmark: Benchmark) -> None:
             if item is not None and values[option] is not None:
                 values[option] = tuple(item(part) for part in split(values[option]))
         with cli_errors():
-            # Imports torch, which takes a second or more: only once the options are known to be right.
+            # Torch takes a second: only once the options are right.
             from mgk._util.progress import Progress
             from mgk.bench.runner import run
 
@@ -53,15 +50,16 @@ def _add_command(name: str, benchmark: Benchmark) -> None:
             raise typer.Exit(1)
 
     parameters = [_parameter(field, *kinds[field.name]) for field in fields(benchmark.settings)]
-    parameters.append(_keyword("json", _JSON, None))
+    parameters.append(_keyword("json", Json, None))
     command.__doc__ = benchmark.description
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # read by typer
+    # typer reads the signature
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     app.command(name)(command)
 
 
 def _kind(hint: Any) -> tuple[Any, Callable[[str], Any] | None]:
-    """The type of an option, and for a comma-separated list the type of its items."""
+    """The type of an option; for a comma-separated list also of its items."""
     is_optional = isinstance(hint, UnionType) and NoneType in get_args(hint)
     inner = get_args(hint)[0] if is_optional else hint
     if get_origin(inner) is not tuple:
@@ -75,7 +73,8 @@ def _parameter(field: "Field[Any]", kind: Any, item: Callable[[str], Any] | None
     default: Any = field.default
     options = {key: field.metadata[key] for key in ("help", "min", "max")}
     if choices and item is not None:
-        options |= {"callback": some_of(choices), "help": f"{options['help']} Some of {','.join(choices)}."}
+        options["callback"] = some_of(choices)
+        options["help"] += f" Some of {','.join(choices)}."
     elif choices:
         options["callback"] = one_of(choices)
     elif item is int:
@@ -94,11 +93,12 @@ def _parameter(field: "Field[Any]", kind: Any, item: Callable[[str], Any] | None
 
 def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:
     default = inspect.Parameter.empty if default is MISSING else default
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(name, kind, default=default, annotation=annotation)
 
 
 def _print(report: "Report", benchmark: Benchmark) -> None:
-    """A table for each title, then the legend, the settings, the machine and the notes."""
+    """A table for each title, then legend, settings, machine and notes."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -106,13 +106,15 @@ def _print(report: "Report", benchmark: Benchmark) -> None:
     console = Console()
     console = Console(width=max(console.width, 120))  # a narrower one would shorten columns
     data = report.to_json()
-    columns = [
-        (heading, field or heading) for heading, _, field in (c.partition("=") for c in benchmark.columns.split())
-    ]
-    titles = {benchmark.title.format_map(row): None for row in data["rows"]}
-    for title in titles:
-        rows = [row for row in data["rows"] if benchmark.title.format_map(row) == title]
-        shown = [(heading, field) for heading, field in columns if any(field in row for row in rows)]
+    columns = []
+    for column in benchmark.columns.split():
+        heading, _, field = column.partition("=")
+        columns.append((heading, field or heading))
+    tables: dict[str, list[dict[str, Any]]] = {}
+    for row in data["rows"]:
+        tables.setdefault(benchmark.title.format_map(row), []).append(row)
+    for title, rows in tables.items():
+        shown = [column for column in columns if any(column[1] in row for row in rows)]
         table = Table(title=title or None, box=box.SIMPLE_HEAD)
         for heading, field in shown:
             is_text = isinstance(rows[0].get(field), str)
@@ -120,9 +122,11 @@ def _print(report: "Report", benchmark: Benchmark) -> None:
         for row in rows:
             table.add_row(*(_cell(row[field]) if field in row else "" for _, field in shown))
         console.print(table)
-    settings = ", ".join(f"{name} {value}" for name, value in data["settings"].items() if value is not None)
+    given = {name: value for name, value in data["settings"].items() if value is not None}
+    settings = ", ".join(f"{name} {value}" for name, value in given.items())
     notes = [f"Note: {note}." for note in report.outcome.notes]
-    for line in (benchmark.legend, f"{report.benchmark}: {settings}", str(report.machine), *notes):
+    summary = f"{report.benchmark}: {settings}"
+    for line in (benchmark.legend, summary, str(report.machine), *notes):
         if line:
             typer.echo(line)
 

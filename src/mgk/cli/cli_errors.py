@@ -1,4 +1,4 @@
-"""Errors of the library as one sentence on stderr: exit code 2 for a usage error, 1 otherwise."""
+"""Errors as one sentence on stderr; exit code 2 for a usage error, else 1."""
 
 import os
 import sys
@@ -17,7 +17,7 @@ _TRAIN_EXTRA = ("accelerate", "markupsafe", "pydantic", "safetensors", "scipy", 
 
 @contextmanager
 def cli_errors() -> Iterator[None]:
-    """Print an error of the library as one sentence and exit with its code; ``--debug`` adds the traceback."""
+    """Print an error as one sentence and exit; ``--debug`` adds the traceback."""
     try:
         yield
     except UserError as error:
@@ -33,6 +33,7 @@ def cli_errors() -> Iterator[None]:
 def _exit(error: Exception, code: int) -> NoReturn:
     if "--debug" in sys.argv:
         traceback.print_exception(error)
-    if not isinstance(error, Interrupted) or os.environ.get("RANK", "0") == "0":  # every rank stops, one reports
+    is_first = os.environ.get("RANK", "0") == "0"
+    if is_first or not isinstance(error, Interrupted):  # every rank stops, one reports
         typer.echo(f"mgk: {error}", err=True)
     raise typer.Exit(code) from None

@@ -1,10 +1,7 @@
-"""``mgk compare``: train models under one budget, and see what half the heads cost and give."""
+"""``mgk compare``: train models under one budget, and compare their accuracy and cost."""
 
 import shlex
 import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,32 +9,30 @@ import typer
 
 from mgk.cli.cli_errors import cli_errors
 from mgk.cli.options import split
-from mgk.experiments.model_spec import parse_contender
 
 if TYPE_CHECKING:
     from mgk.experiments.compare.result import Comparison
-    from mgk.experiments.compare.run import Plan, Trial
-    from mgk.training.run_summary import RunSummary
+    from mgk.experiments.model_analysis import Inspection
+    from mgk.experiments.plan import Plan
 
 BASELINE, CANDIDATES = "softmax:2", "smgk:1,mgk:1"
-DEFAULT_OUT = Path("comparison")
-# Between two plain lines: few enough for a log file, often enough to see that the job lives.
-_SECONDS_BETWEEN_LINES = 15.0
 
 
-def _contender(text: str) -> str:
+def _check_model(text: str) -> str:
+    from mgk.experiments.model_spec import ModelSpec
+
     try:
-        parse_contender(text)
+        ModelSpec.parse(text)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
     return text
 
 
-def _contenders(text: str) -> str:
+def _check_models(text: str) -> str:
     if not split(text):
         raise typer.BadParameter("name at least one candidate, such as mgk:4")
     for part in split(text):
-        _contender(part)
+        _check_model(part)
     return text
 
 
@@ -46,10 +41,10 @@ def compare(
         str | None, typer.Argument(help="The task of the recipes.", show_default="ListOps at a small scale")
     ] = None,
     baseline: Annotated[
-        str, typer.Option(metavar="ATTENTION:HEADS", callback=_contender, help="What the others are compared to.")
+        str, typer.Option(metavar="ATTENTION:HEADS", callback=_check_model, help="What the others are compared to.")
     ] = BASELINE,
     candidates: Annotated[
-        str, typer.Option(metavar="ATTENTION:HEADS,...", callback=_contenders, help="The others.")
+        str, typer.Option(metavar="ATTENTION:HEADS,...", callback=_check_models, help="The others.")
     ] = CANDIDATES,
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each.")] = 1,
     preset: Annotated[
@@ -68,116 +63,72 @@ def compare(
 ) -> None:
     """Train a baseline and candidates with the same budget, data and seeds; end with a table and a page.
 
-    Without TASK: ListOps with short expressions, generated here, in a few minutes. Runs that are finished are not run
-    again, and an interrupted comparison goes on where it was.
+    Without TASK: ListOps with short expressions, generated here, in a few minutes. Finished runs are not run again, and
+    an interrupted comparison continues where it was.
     """
     with cli_errors():
-        from mgk.experiments.compare.run import check_plan
+        from mgk.experiments.model_spec import ModelSpec
+        from mgk.experiments.plan import QUICK, comparison_plan
+        from mgk.training.recipe import parse_overrides
 
-        plan = _plan(task, preset, baseline, candidates, seeds, steps, out, set_ or [])
-        check_plan(plan, overwrite=overwrite)
-        _run(plan, overwrite)
-
-
-def _plan(
-    task: str | None,
-    preset: str | None,
-    baseline: str,
-    candidates: str,
-    seeds: int,
-    steps: int | None,
-    out: Path | None,
-    assignments: list[str],
-) -> "Plan":
-    from mgk.experiments.compare.run import QUICK, make_plan
-    from mgk.training.recipe import parse_overrides
-
-    overrides: dict[str, Any] = dict(QUICK) if task is None and preset is None else {}
-    if steps is not None:
-        overrides["training.max_steps"] = steps
-    overrides |= parse_overrides(assignments)
-    name = task or "listops"
-    return make_plan(
-        name,
-        preset=preset or "laptop",
-        baseline=parse_contender(baseline),
-        candidates=[parse_contender(part) for part in split(candidates)],
-        seeds=seeds,
-        out=out or Path(f"{DEFAULT_OUT}-{name}"),
-        overrides=overrides,
-    )
+        overrides: dict[str, Any] = dict(QUICK) if task is None and preset is None else {}
+        if steps is not None:
+            overrides["training.max_steps"] = steps
+        name = task or "listops"
+        plan = comparison_plan(
+            name,
+            baseline=ModelSpec.parse(baseline),
+            candidates=[ModelSpec.parse(part) for part in split(candidates)],
+            preset=preset or "laptop",
+            seeds=seeds,
+            overrides=overrides | parse_overrides(set_ or []),
+            command=shlex.join(["mgk", *sys.argv[1:]]),
+            overwrite=overwrite,
+        )
+        folder = out or Path(f"comparison-{name}")
+        comparison, inspection = _run(plan, folder)
+        page = _write(comparison, inspection, folder)
+        _show(comparison)
+        typer.echo(f"The page with curves and attention maps: {page.resolve().as_uri()}")
 
 
-def _run(plan: "Plan", overwrite: bool) -> None:
-    from mgk.experiments.compare.run import conclude, run_plan, write_files
+def _run(plan: "Plan", folder: Path) -> tuple["Comparison", "Inspection"]:
+    """Run what is missing, and compare."""
+    from mgk._util.progress import Progress
+    from mgk.cli.trial_progress import TrialProgress, describe
+    from mgk.experiments.compare.result import compare_results
+    from mgk.experiments.model_analysis import inspect_models
+    from mgk.experiments.plan import check_data
+    from mgk.experiments.result_store import ResultStore
+    from mgk.experiments.runner import run_isolated, run_plan
 
-    plan.out.mkdir(parents=True, exist_ok=True)
-    with _progress(plan) as show:
-        run_plan(plan, overwrite=overwrite, on_step=show.step, on_done=show.done)
-        show.say("looking into the models")
-        comparison, look = conclude(plan, command=shlex.join(["mgk", *sys.argv[1:]]))
-    page = write_files(comparison, look, plan.out)
-    _show(comparison)
-    typer.echo(f"The page with curves and attention maps: {page.resolve().as_uri()}")
-
-
-class _Progress:
-    """Over all runs: a bar on a terminal, now and then a plain line elsewhere; a line for every finished run."""
-
-    def __init__(self, plan: "Plan", bar: Any) -> None:
-        self.plan, self.bar = plan, bar
-        self.task = None if bar is None else bar.add_task("starting", total=plan.steps)
-        self.numbers = {trial.folder: number for number, trial in enumerate(plan.trials, 1)}
-        self.start = self.last = time.monotonic()
-        self.skipped = 0
-
-    def step(self, trial: "Trial", done: int, all_done: int) -> None:
-        """A step is done."""
-        label = f"run {self.numbers[trial.folder]} of {len(self.plan.trials)}: {_name(trial)}"
-        if self.bar is not None:
-            self.bar.update(self.task, description=label, completed=all_done)
-            return
-        now = time.monotonic()
-        if now - self.last >= _SECONDS_BETWEEN_LINES:
-            self.last = now
-            trained = max(all_done - self.skipped, 1)
-            left = (now - self.start) / trained * (self.plan.steps - all_done)
-            self.say(f"{label}: step {done:,} of {trial.recipe.training.max_steps:,}, {left:.0f} s left for all runs")
-
-    def done(self, trial: "Trial", summary: "RunSummary", is_new: bool) -> None:
-        """A run is finished."""
-        if not is_new:
-            self.skipped += trial.recipe.training.max_steps
-            if self.bar is not None:
-                self.bar.advance(self.task, trial.recipe.training.max_steps)
-        value = summary.metrics[f"test_{summary.metric}"]
-        how = f"in {summary.seconds:.0f} s" if is_new else "already trained"
-        self.say(f"{_name(trial)}: {how}, test {summary.metric} {value:.4g}")
-
-    def say(self, text: str) -> None:
-        """A line of its own."""
-        if self.bar is not None:
-            self.bar.console.print(text, highlight=False)
-        else:
-            print(f"compare: {text}", file=sys.stderr, flush=True)
+    store, runs = ResultStore(folder), folder / "runs"
+    missing = plan.missing(store, runs)
+    check_data(missing)
+    folder.mkdir(parents=True, exist_ok=True)
+    with Progress("compare") as progress:
+        for trial in plan.trials:
+            if trial not in missing and (result := store.read(trial)) is not None:
+                progress.note(f"{describe(result)}, already trained")
+        show = TrialProgress(progress, {trial: trial.recipe.training.max_steps for trial in missing})
+        run_plan(plan, store, runs, on_progress=show.update, on_done=show.done)
+        progress.note("computing FLOPs and attention maps")
+        first_seed = plan.trials[0].seed
+        models = {trial.model.name: trial.path(runs) for trial in plan.trials if trial.seed == first_seed}
+        inspection: Inspection = run_isolated(inspect_models, {"inspection": (models,)})["inspection"]
+    results = {trial: result for trial in plan.trials if (result := store.read(trial)) is not None}
+    return compare_results(plan, results, inspection), inspection
 
 
-def _name(trial: "Trial") -> str:
-    return f"{trial.contender.name}, seed {trial.seed}"
+def _write(comparison: "Comparison", inspection: "Inspection", folder: Path) -> Path:
+    from mgk._util import json_codec
+    from mgk._util.files import write_file
+    from mgk.experiments.compare.page import comparison_page
 
-
-@contextmanager
-def _progress(plan: "Plan") -> Iterator[_Progress]:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield _Progress(plan, None)
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        yield _Progress(plan, bar)
+    write_file(folder / "comparison.json", json_codec.compact_json(json_codec.dump(comparison)))
+    page = folder / "comparison.html"
+    write_file(page, comparison_page(comparison, inspection))
+    return page
 
 
 def _show(comparison: "Comparison") -> None:

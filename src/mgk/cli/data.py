@@ -1,4 +1,4 @@
-"""``mgk data``: list, prepare, inspect and verify the data sets. Imports NumPy only to do the work, torch never."""
+"""``mgk data``. Imports NumPy only to do the work, torch never."""
 
 import os
 from pathlib import Path
@@ -39,7 +39,7 @@ Folder = Annotated[
 
 @app.command("list")
 def list_(folder: Folder = None) -> None:
-    """What there is, where it comes from, its licence and size, and what is present here."""
+    """What there is: origin, licence, size, and what is present here."""
     with cli_errors():
         root = folder or data_folder()
     for task in TASKS.values():
@@ -47,7 +47,8 @@ def list_(folder: Folder = None) -> None:
         if not task.is_synthetic:
             origin = f"generated here, or from {task.url}" if task.is_generated else task.url
             typer.echo(f"    from: {origin}\n    size: {task.size}; licence: {task.licence}")
-    typer.echo(f"\nPrepared sets are in {root}. Make one ready with: mgk data prepare TASK [--source PATH]")
+    command = "mgk data prepare TASK [--source PATH]"
+    typer.echo(f"\nPrepared sets are in {root}. Make one ready with: {command}")
 
 
 def _presence(folder: Path) -> str:
@@ -125,7 +126,10 @@ def _prepare(
             if task != "listops" or out is None:
                 raise UsageError("--format tsv is for listops, with --out DIR")
             chosen = preparation.checked_options(find_task(task), source is not None, options)
-            examples = listops.read(Source(source)) if source else listops.generate(chosen, workers, on_step)
+            if source is not None:
+                examples = listops.read(Source(source))
+            else:
+                examples = listops.generate(chosen, workers, on_step)
             listops.write_official(examples, out)
             return f"{out}: {', '.join(listops.FILES.values())}"
         if from_hub:
@@ -136,11 +140,14 @@ def _prepare(
         typer.echo(f"Note: {reason}; prepared anew.", err=True)
     if len(ready.reasons) > _REASONS:
         typer.echo(f"Note: and {len(ready.reasons) - _REASONS:,} more of this kind.", err=True)
-    return f"{ready.folder}: {_counts(ready.manifest)}{'' if ready.is_new else ' (nothing to do)'}"
+    suffix = "" if ready.is_new else " (nothing to do)"
+    return f"{ready.folder}: {_counts(ready.manifest)}{suffix}"
 
 
 def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 @app.command()
@@ -167,9 +174,11 @@ def _show_split(split: "SplitSummary") -> None:
     typer.echo(f"  length {split.shortest:,} to {split.longest:,}, mean {split.mean:,.1f}")
     most = max((count for _, _, count in split.histogram), default=1)
     for low, high, count in split.histogram:
-        typer.echo(f"  {f'{low:,}-{high:,}':>15} {count:>9,} {'#' * (-(-count * _BAR // most))}")
+        bar = "#" * -(-count * _BAR // most)
+        typer.echo(f"  {f'{low:,}-{high:,}':>15} {count:>9,} {bar}")
     if split.classes:
-        typer.echo("  classes " + ", ".join(f"{label}: {count:,}" for label, count in enumerate(split.classes)))
+        counts = (f"{label}: {count:,}" for label, count in enumerate(split.classes))
+        typer.echo(f"  classes {', '.join(counts)}")
     for text in split.first:
         typer.echo(f"  {text}")
 
@@ -186,23 +195,23 @@ def verify_(
     ] = None,
     folder: Folder = None,
 ) -> None:
-    """Compare every file of the prepared sets with the hash it had when it was written."""
+    """Compare every file of the prepared sets with its recorded hash."""
     with cli_errors():
         root = folder or data_folder()
     present = tasks or [name for name in TASKS if (root / name / MANIFEST).exists()]
     if not present:
         typer.echo(f"nothing is prepared in {root}")
-    found = {name: _check(root, name) for name in present}
-    if any(found.values()):
+    if any({name: _check(root, name) for name in present}.values()):
         raise typer.Exit(1)
 
 
 def _check(root: Path, name: str) -> list[str]:
-    """Show how many files a set has, or what is wrong with them, and return the latter."""
+    """Show how many files a set has, or what is wrong; return the latter."""
     try:
         manifest = read_manifest(root / name)
         if manifest is None:
-            raise DataError(f"{name} is not prepared in {str(root)!r}: {find_task(name).how_to_get()}")
+            advice = find_task(name).how_to_get()
+            raise DataError(f"{name} is not prepared in {str(root)!r}: {advice}")
         errors = verify(root / name, manifest, thorough=True)
         if not errors:
             typer.echo(f"{name}: {len(manifest.files)} files, all as they were written")

@@ -1,4 +1,4 @@
-"""``mgk doctor``: what is installed and what works here, to paste into a bug report."""
+"""``mgk doctor``: what is installed and what works here."""
 
 import os
 import sys
@@ -32,8 +32,7 @@ _TOLERANCE = 1e-4  # of outputs and gradients of order 1, in float32
 
 
 def doctor() -> None:
-    """Show versions, threads, backends and data sets, and check attention against the equations."""
-    # Imports torch, which takes a second or more.
+    """Show versions, threads, data sets; check every backend against the equations."""
     import torch
 
     from mgk._util.machine import describe
@@ -41,17 +40,21 @@ def doctor() -> None:
 
     machine = describe(torch.accelerator.current_accelerator() or torch.device("cpu"))
     threads = [f"{torch.get_num_threads()} of torch", f"{os.cpu_count()} cores"]
-    threads += [f"{name}={os.environ[name]}" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS") if name in os.environ]
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        if name in os.environ:
+            threads.append(f"{name}={os.environ[name]}")
+    instruction_sets = ", ".join(cpu_kernels.supported_instruction_sets())
     typer.echo(str(machine))
     typer.echo(f"Python {sys.version.split()[0]} on {machine.system}, {sys.prefix}")
     typer.echo(f"packages: {', '.join(_packages())}")
     typer.echo(f"threads: {', '.join(threads)}")
     typer.echo(f"accelerator: {machine.accelerator or 'none'}")
-    typer.echo(f"instruction sets of the kernels: {', '.join(cpu_kernels.supported_instruction_sets()) or 'none'}")
+    typer.echo(f"instruction sets of the kernels: {instruction_sets or 'none'}")
     for line in _data():
         typer.echo(line)
     if not _backends_agree():
-        typer.echo("mgk: a backend disagrees with the equations: please report it with this text", err=True)
+        advice = "please report it with this text"
+        typer.echo(f"mgk: a backend disagrees with the equations: {advice}", err=True)
         raise typer.Exit(1)
 
 
@@ -89,7 +92,7 @@ def _data() -> Iterator[str]:
 
 
 def _backends_agree() -> bool:
-    """Print the largest error of every backend against the equations in float64; whether all are small."""
+    """Print every backend's largest error against float64; whether all are small."""
     import torch
 
     import mgk
@@ -108,16 +111,14 @@ def _backends_agree() -> bool:
                 errors[case] = max(float((x.double() - exact).abs().max()) for x, exact in pairs)
             worst = max(errors, key=lambda case: errors[case])
             largest = max(largest, errors[worst])
-            status = (
-                f"ready, differs by at most {errors[worst]:.0e} ({worst}) from the equations in float64,"
-                f" outputs and gradients of {', '.join(errors)}"
-            )
+            bound = f"differs by at most {errors[worst]:.0e} ({worst}) from the equations in float64"
+            status = f"ready, {bound}, outputs and gradients of {', '.join(errors)}"
         typer.echo(f"backend {backend}: {status}")
     return largest < _TOLERANCE
 
 
 def _results(case: str, backend: str, dtype: "torch.dtype") -> "list[Tensor]":
-    """The output and the gradients of one call; the inputs are always the same."""
+    """The output and the gradients of one call."""
     import torch
 
     from mgk.bench.calls import attend, make_inputs

@@ -1,18 +1,22 @@
-"""``mgk eval``: how good the model of a run is."""
+"""``mgk eval``: the metrics of the model of a run."""
 
 import os
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mgk._util.files import write_json
+from mgk._util.progress import Progress
 from mgk.cli.cli_errors import cli_errors
 from mgk.cli.options import one_of, writable_file
 
 if TYPE_CHECKING:
-    from mgk.training.evaluation import Evaluation
+    from mgk.training import Evaluation
 
 _SPLITS = ("train", "validation", "test")
+_RECIPE = "the recipe's"
 
 
 def evaluate(
@@ -22,42 +26,31 @@ def evaluate(
         int | None, typer.Option(min=1, help="Examples at a time; the results do not depend on it.")
     ] = None,
     window: Annotated[
-        int | None, typer.Option(min=1, help="Language models: of the sliding window.", show_default="the recipe's")
+        int | None,
+        typer.Option(min=1, help="Language models: tokens of the sliding window.", show_default=_RECIPE),
     ] = None,
     stride: Annotated[
         int | None,
-        typer.Option(
-            min=1, help="Language models: tokens between two windows; 1 is the paper's.", show_default="the recipe's"
-        ),
+        typer.Option(min=1, help="Language models: tokens between two windows.", show_default=_RECIPE),
     ] = None,
     max_tokens: Annotated[
-        int | None,
-        typer.Option(
-            min=0, help="Language models: slide over so many tokens only; 0 for all.", show_default="the recipe's"
-        ),
+        int | None, typer.Option(min=0, help="Language models: tokens to slide over; 0 for all.", show_default=_RECIPE)
     ] = None,
     json: Annotated[
-        Path | None, typer.Option(metavar="FILE", callback=writable_file, help="Write the figures to this file too.")
+        Path | None, typer.Option(metavar="FILE", callback=writable_file, help="Write the metrics to this file too.")
     ] = None,
 ) -> None:
-    """Measure the model of a run: accuracy and confusion, or perplexity. Every example counts."""
+    """Evaluate the model of a run: accuracy and confusion, or perplexity. Every example counts."""
     with cli_errors():
-        from mgk.training.errors import TrainingError
-        from mgk.training.recipe import read_recipe
-        from mgk.training.run_dir import RECIPE
+        from mgk.training.run_dir import read_run_recipe
 
-        if not (run / RECIPE).is_file():
-            raise TrainingError(f"{run}: there is no run here ({RECIPE} is missing)")
-        read_recipe(run / RECIPE)  # before torch is imported
+        read_run_recipe(run)  # before torch is imported
 
-        from mgk._util.files import write_json
-        from mgk._util.progress import Progress
-        from mgk.training.evaluation import evaluate as measure
-        from mgk.training.run import quiet
+        from mgk.training.evaluation import evaluate as evaluate_run
 
         is_first = os.environ.get("RANK", "0") == "0"
-        with quiet(), Progress(f"eval {split}", is_shown=is_first) as on_step:
-            found = measure(
+        with Progress(f"eval {split}", is_shown=is_first) as on_step:
+            found = evaluate_run(
                 run,
                 split=split,
                 batch_size=batch_size,
@@ -69,7 +62,7 @@ def evaluate(
         if is_first:
             _show(found)
         if is_first and json is not None:
-            write_json(json, found.to_json())
+            write_json(json, asdict(found))
 
 
 def _show(found: "Evaluation") -> None:
@@ -80,12 +73,12 @@ def _show(found: "Evaluation") -> None:
             typer.echo(f"by a sliding window: {found.sliding}")
         return
     typer.echo(
-        f"{found.data}, {found.split}: accuracy {found.value:.2%} (95% interval {found.interval.low:.2%} to"
+        f"{found.data}, {found.split}: accuracy {found.value:.2%} (95% CI {found.interval.low:.2%} to"
         f" {found.interval.high:.2%}), loss {found.loss:.4f}, {found.examples:,} examples"
     )
     rows = found.confusion or []
     width = max(5, *(len(f"{number:,}") + 1 for row in rows for number in row))
-    typer.echo("confusion, a row for each true class, a column for each predicted one:")
+    typer.echo("confusion matrix, rows: true class, columns: predicted class")
     typer.echo("     " + "".join(f"{place:>{width}}" for place in range(len(rows))))
     for place, row in enumerate(rows):
         typer.echo(f"{place:>5}" + "".join(f"{number:>{width},}" for number in row))

@@ -1,4 +1,4 @@
-"""``mgk generate``: text from the language model of a run, as it comes."""
+"""``mgk generate``: text from the language model of a run, streamed."""
 
 from pathlib import Path
 from typing import Annotated
@@ -11,26 +11,24 @@ from mgk.cli.cli_errors import cli_errors
 def generate(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run of a language model.")],
     prompt: Annotated[str, typer.Option(help="What the text begins with.")] = "",
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="How long it goes on.")] = 100,
-    temperature: Annotated[float, typer.Option(min=0.001, help="Below 1 likelier words, above 1 rarer ones.")] = 1.0,
-    top_k: Annotated[int, typer.Option(min=0, help="Draw from so many likeliest tokens; 0 for all.")] = 50,
-    top_p: Annotated[float, typer.Option(min=0.001, max=1.0, help="Draw from the likeliest with this share.")] = 1.0,
-    greedy: Annotated[bool, typer.Option("--greedy", help="Always take the likeliest token.")] = False,
-    seed: Annotated[int, typer.Option(min=0, help="Of the draws.")] = 0,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate.")] = 100,
+    temperature: Annotated[float, typer.Option(min=0.001, help="Below 1: likelier words; above 1: rarer ones.")] = 1.0,
+    top_k: Annotated[int, typer.Option(min=0, help="Sample from the most likely tokens only; 0 for all.")] = 50,
+    top_p: Annotated[
+        float, typer.Option(min=0.001, max=1.0, help="Sample from the likeliest tokens up to this total probability.")
+    ] = 1.0,
+    greedy: Annotated[bool, typer.Option("--greedy", help="Take the most likely token.")] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Of the samples.")] = 0,
 ) -> None:
     """Stream text from a language model to stdout."""
     with cli_errors():
-        from mgk.training.errors import TrainingError
-        from mgk.training.recipe import read_recipe
-        from mgk.training.run_dir import RECIPE
+        from mgk.training.run_dir import read_run_recipe
 
-        if not (run / RECIPE).is_file():
-            raise TrainingError(f"{run}: there is no run here ({RECIPE} is missing)")
-        read_recipe(run / RECIPE)  # before torch is imported
+        read_run_recipe(run)  # before torch is imported
 
-        from mgk.training.generation import generate as write
+        from mgk.training.generation import generate as generate_text
 
-        write(
+        generate_text(
             run,
             prompt,
             on_text=lambda text: typer.echo(text, nl=False),
@@ -40,6 +38,6 @@ def generate(
             top_p=top_p,
             greedy=greedy,
             seed=seed,
-            say=lambda text: typer.echo(f"Note: {text}", err=True),
+            on_note=lambda text: typer.echo(f"Note: {text}", err=True),
         )
         typer.echo()

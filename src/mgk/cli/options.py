@@ -1,8 +1,9 @@
-"""Validation of option values. Each check raises ``typer.BadParameter``, whose message names the option."""
+"""Checks of option values, and options that several commands have."""
 
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
@@ -19,7 +20,7 @@ def one_of(names: Sequence[str]) -> Callable[[str], str]:
 
 
 def some_of(names: Sequence[str]) -> Callable[[str | None], str | None]:
-    """A check that the value is a comma-separated list of some of the names."""
+    """A check that the value is a list of some of the names."""
 
     def check(value: str | None) -> str | None:
         if value is not None:
@@ -39,7 +40,7 @@ def split(value: str) -> tuple[str, ...]:
 
 
 def whole_numbers(value: str) -> str:
-    """A check that the value is a comma-separated list of whole numbers from 1 up; it may be empty."""
+    """A check for a list of whole numbers from 1 up; it may be empty."""
     for part in split(value):
         if not part.isdecimal() or int(part) < 1:
             raise typer.BadParameter(f"{part!r} is not a whole number from 1 up")
@@ -47,21 +48,20 @@ def whole_numbers(value: str) -> str:
 
 
 def device(names: Sequence[str]) -> Callable[[str], str]:
-    """A check that the value is one of the names, with or without a number: ``cuda``, ``cuda:1``."""
+    """A check for one of the names, with or without a number as in ``cuda:1``."""
 
     def check(value: str) -> str:
         kind, colon, number = value.partition(":")
         if kind not in names or (colon and not number.isdecimal()):
-            raise typer.BadParameter(
-                f"{value!r} is not one of {', '.join(names)}, with or without a number as in cuda:1"
-            )
+            known = ", ".join(names)
+            raise typer.BadParameter(f"{value!r} is not one of {known}, with or without a number as in cuda:1")
         return value
 
     return check
 
 
 def writable_file(path: Path | None) -> Path | None:
-    """A check before the work that its result can be written to the file."""
+    """A check that the file can be written."""
     if path is None:
         return None
     directory = path.absolute().parent
@@ -72,3 +72,9 @@ def writable_file(path: Path | None) -> Path | None:
     if not os.access(directory, os.W_OK):
         raise typer.BadParameter(f"the directory {str(directory)!r} is not writable")
     return path
+
+
+Json = Annotated[
+    Path | None,
+    typer.Option("--json", metavar="FILE", callback=writable_file, help="Write the results to this file."),
+]

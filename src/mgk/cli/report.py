@@ -10,6 +10,7 @@ from mgk.cli.options import one_of, writable_file
 
 if TYPE_CHECKING:
     from mgk.experiments.artifacts import Outputs
+    from mgk.experiments.result_store import ResultStore
 
 _PRESETS = ("paper", "laptop", "smoke")
 
@@ -30,7 +31,7 @@ def report(
         str | None,
         typer.Option(callback=_preset, help="paper, laptop or smoke.", show_default="the largest with results"),
     ] = None,
-    markdown: Annotated[
+    update_docs: Annotated[
         list[Path] | None,
         typer.Option(
             metavar="FILE", help="Fill the generated parts of this document instead; may be given several times."
@@ -39,43 +40,42 @@ def report(
 ) -> None:
     """Make one page of all results: claims with verdicts, tables beside the paper's, figures. It needs no network."""
     with cli_errors():
+        from mgk._util.files import write_file
+        from mgk.experiments.artifacts import write_artifacts, write_verdicts
+        from mgk.experiments.render.markdown_sections import fill_document
+        from mgk.experiments.reproduce.page import reproduction_page
+        from mgk.experiments.reproduce.registry import EXPERIMENTS
+        from mgk.experiments.result_store import ResultStore
         from mgk.training.errors import RecipeError
 
-        if markdown and out is not None:
-            raise RecipeError("give --out for a page or --markdown for documents, not both")
+        if update_docs and out is not None:
+            raise RecipeError("give --out for a page or --update-docs for documents, not both")
         if not results.is_dir():
             raise RecipeError(f"{results}: there is no such folder; mgk reproduce makes it")
-        outputs = _gathered(results, preset)
-        if markdown:
-            from mgk.experiments.artifacts import write_outputs
-            from mgk.experiments.render.markdown_sections import fill_document
-            from mgk.experiments.reproduce.registry import EXPERIMENTS
-            from mgk.experiments.result_store import ResultStore
-
-            if outputs.records:  # what documents cite, also where a table is not finished
-                write_outputs(outputs, ResultStore(results), EXPERIMENTS.values())
-            for path in markdown:
-                names = fill_document(path, outputs, results.resolve().name)
-                typer.echo(f"{path}: {', '.join(names)}")
+        store = ResultStore(results)
+        outputs = _gathered(store, preset)
+        if store.presets:
+            write_verdicts(outputs, store)
+        if not update_docs:
+            page = out or Path("reproduction.html")
+            write_file(page, reproduction_page(outputs))
+            typer.echo(f"The page of {len(outputs.records) + len(outputs.others)} trials: {page.resolve().as_uri()}")
             return
-        from mgk.experiments.reproduce.page import reproduction_page
-        from mgk.experiments.result_store import write_text
+        if outputs.records:  # documents cite tables that are not finished too
+            write_artifacts(outputs, store, EXPERIMENTS.values())
+        for path in update_docs:
+            names = fill_document(path, outputs, results.resolve().name)
+            typer.echo(f"{path}: {', '.join(names)}")
 
-        page = out or Path("reproduction.html")
-        write_text(page, reproduction_page(outputs))
-        typer.echo(f"The page of {len(outputs.records) + len(outputs.others)} trials: {page.resolve().as_uri()}")
 
+def _gathered(store: "ResultStore", preset: str | None) -> "Outputs":
+    """What is in a store, or in a folder of runs."""
+    from mgk.experiments.artifacts import gather
 
-def _gathered(folder: Path, preset: str | None) -> "Outputs":
-    from mgk.experiments.artifacts import find_runs, gather, presets_of
-    from mgk.experiments.result_store import ResultStore
+    if store.presets:
+        return gather(store, preset or store.presets[0])
+    from mgk.experiments.reproduce.collect import collect_results  # imports torch
 
-    results = ResultStore(folder)
-    known = presets_of(results)
-    if known or not (runs := find_runs(folder)):
-        return gather(results, preset or (known[0] if known else "laptop"))
-    from mgk.experiments.reproduce.collect import collect_results
-
-    records = collect_results(runs)
-    kept = preset or min((record.trial.preset for record in records), key=_PRESETS.index)
-    return gather(results, kept, records=[record for record in records if record.trial.preset == kept])
+    found = collect_results(store.folder)
+    chosen = preset or min((result.trial.preset for result in found), key=_PRESETS.index, default="laptop")
+    return gather(store, chosen, records=[result for result in found if result.trial.preset == chosen])

@@ -5,9 +5,7 @@
 #pragma GCC target("avx2,fma")
 #define MGK_AVX2
 namespace mgk_avx2 {
-constexpr int WIDTH_BYTES = 32, REGISTER_ROWS = 4, REGISTER_VECTORS = 2;
-#include "simd.h"
-#include "gemm.h"
+constexpr int VECTOR_BYTES = 32, REGISTER_ROWS = 4, REGISTER_VECTORS = 2;
 #include "attention.h"
 #include "decode.h"
 }  // namespace mgk_avx2

@@ -5,9 +5,7 @@
 #pragma GCC target("avx2,fma,avx512f,avx512dq,avx512bw,avx512vl,prefer-vector-width=512")
 #define MGK_AVX512
 namespace mgk_avx512 {
-constexpr int WIDTH_BYTES = 64, REGISTER_ROWS = 8, REGISTER_VECTORS = 2;
-#include "simd.h"
-#include "gemm.h"
+constexpr int VECTOR_BYTES = 64, REGISTER_ROWS = 8, REGISTER_VECTORS = 2;
 #include "attention.h"
 #include "decode.h"
 }  // namespace mgk_avx512

@@ -1,6 +1,6 @@
-// One query against a long cache: every key and value is read once, from where it lies. Included once for each instruction set.
+// Decoding: one query against a long cache, whose keys and values are read once and in place.
 //
-// Distances are taken as they are, sum_d (q_d - b_rd - k_jd)^2, with the M shifted queries in registers or cache.
+// Distances are summed directly, sum_d (q_d - b_rd - k_jd)^2, with the M shifted queries in registers or cache.
 
 template <typename T>
 struct Decoder {
@@ -8,20 +8,19 @@ struct Decoder {
     static constexpr int W = Simd<T>::W;
     static constexpr int64_t BLOCK = 64;    // keys whose scores are in flight
     static constexpr int64_t CHUNK = 1024;  // keys of a task
-    static constexpr T NONE = -std::numeric_limits<T>::infinity();
 
-    const Decode& p;
+    const DecodeParams& p;
     const int64_t D, E, M, chunks;
-    Buffer<T> partial;  // [pair][chunk]: peak, total, sums[E]
+    Buffer<T> partial;  // [head][chunk]: row_max, row_sum, sums[E]
 
-    explicit Decoder(const Decode& decode)
-        : p(decode), D(p.width), E(p.value_width), M(p.mixtures), chunks(ceil_div(p.num_keys, CHUNK)),
-          partial(p.batch * p.heads * chunks * (E + 2)) {}
+    explicit Decoder(const DecodeParams& params)
+        : p(params), D(p.key_width), E(p.value_width), M(p.num_components), chunks(ceil_div(p.num_keys, CHUNK)),
+          partial(p.batch_size * p.num_heads * chunks * (E + 2)) {}
 
     void run() const {
-        const int64_t pairs = p.batch * p.heads;
-        for_all(pairs * chunks, p.threads, [&](int64_t task) { attend(task / chunks, task % chunks); });
-        for (int64_t pair = 0; pair < pairs; ++pair) combine(pair);
+        const int64_t heads = p.batch_size * p.num_heads;
+        for_all(heads * chunks, p.num_threads, [&](int64_t task) { attend(task / chunks, task % chunks); });
+        for (int64_t head = 0; head < heads; ++head) combine(head);
     }
 
     // a sum over d of (x - k)^2 or x k, lane by lane
@@ -60,7 +59,7 @@ struct Decoder {
 
     T mask_of(int64_t b, int64_t h, int64_t j) const {
         const int64_t where = b * p.mask_strides[0] + h * p.mask_strides[1] + j * p.mask_strides[2];
-        if (p.mask_is_bool) return static_cast<const unsigned char*>(p.mask)[where] ? T(0) : NONE;
+        if (p.mask_is_bool) return static_cast<const unsigned char*>(p.mask)[where] ? T(0) : NEG_INF<T>;
         return static_cast<const T*>(p.mask)[where];
     }
 
@@ -84,56 +83,59 @@ struct Decoder {
             const T scale = unit / variance[0];
             for (int64_t j = 0; j < count; ++j) s[j] *= is_one ? scale : unit / variance[j * p.variance_strides[3]];
             if (p.log_prior) {
-                const T* prior = line_of(p.log_prior, p.prior_strides, b, h, r) + first * p.prior_strides[3];
-                for (int64_t j = 0; j < count; ++j) s[j] += prior[j * p.prior_strides[3]] * T(LOG2_E);
+                const T* prior = line_of(p.log_prior, p.log_prior_strides, b, h, r) + first * p.log_prior_strides[3];
+                for (int64_t j = 0; j < count; ++j) s[j] += prior[j * p.log_prior_strides[3]] * T(LOG2_E);
             }
             if (p.mask)
                 for (int64_t j = 0; j < count; ++j) s[j] += mask_of(b, h, first + j) * T(LOG2_E);
-            for (int64_t j = count; j < BLOCK; ++j) s[j] = NONE;
+            for (int64_t j = count; j < BLOCK; ++j) s[j] = NEG_INF<T>;
         }
     }
 
-    void attend(int64_t pair, int64_t chunk) const {
-        const int64_t b = pair / p.heads, h = pair % p.heads;
-        const T* query = static_cast<const T*>(p.query) + pair * D;
+    void attend(int64_t head, int64_t chunk) const {
+        const int64_t b = head / p.num_heads, h = head % p.num_heads;
+        const T* query = static_cast<const T*>(p.query) + head * D;
         Buffer<T> queries(M * D), scores(M * BLOCK);
-        for (int64_t r = 0; r < (p.shifts ? M : 1); ++r)
-            for (int64_t d = 0; d < D; ++d)
-                queries.data[r * D + d] = p.shifts ? query[d] - static_cast<const T*>(p.shifts)[(h * M + r) * D + d] : query[d];
-        T* peak = partial.data + (pair * chunks + chunk) * (E + 2);
-        T* total = peak + 1;
-        T* sums = peak + 2;
-        *peak = NONE, *total = 0;
+        if (p.shifts) {
+            const T* shifts = static_cast<const T*>(p.shifts) + h * M * D;
+            for (int64_t x = 0; x < M * D; ++x) queries[x] = query[x % D] - shifts[x];
+        } else {
+            std::memcpy(queries, query, D * sizeof(T));
+        }
+        T* row_max = partial + (head * chunks + chunk) * (E + 2);
+        T* row_sum = row_max + 1;
+        T* sums = row_max + 2;
+        *row_max = NEG_INF<T>, *row_sum = 0;
         for (int64_t e = 0; e < E; ++e) sums[e] = 0;
         const int64_t last = min_of(p.num_keys, (chunk + 1) * CHUNK);
         for (int64_t first = chunk * CHUNK; first < last; first += BLOCK) {
             const int64_t count = min_of(BLOCK, last - first);
-            scores_of(b, h, queries.data, first, count, scores.data);
+            scores_of(b, h, queries, first, count, scores);
             add_values(static_cast<const T*>(p.value) + b * p.value_strides[0] + h * p.value_strides[1] +
                            first * p.value_strides[2],
-                       count, scores.data, *peak, *total, sums);
+                       count, scores, *row_max, *row_sum, sums);
         }
     }
 
-    void add_values(const T* values, int64_t count, T* scores, T& peak, T& total, T* sums) const {
+    void add_values(const T* values, int64_t count, T* scores, T& row_max, T& row_sum, T* sums) const {
         V high = load<T>(scores);
         for (int64_t x = 0; x < M * BLOCK; x += W) high = larger<T>(load<T>(scores + x), high);
-        const T now = max_of(peak, largest_lane<T>(high));
-        if (now == NONE) return;
-        const T decay = std::exp2(peak - now);
+        const T raised = max_of(row_max, largest_lane<T>(high));
+        if (raised == NEG_INF<T>) return;
+        const T scale = std::exp2(row_max - raised);
         V sum = {};
         for (int64_t v = 0; v < BLOCK; v += W) {
-            V weight = exp2_of(load<T>(scores + v) - now);
+            V weight = exp2_of(load<T>(scores + v) - raised);
             for (int64_t r = 1; r < M; ++r) {
-                const V other = exp2_of(load<T>(scores + r * BLOCK + v) - now);
-                weight = p.hard ? larger<T>(other, weight) : weight + other;
+                const V other = exp2_of(load<T>(scores + r * BLOCK + v) - raised);
+                weight = p.is_hard ? larger<T>(other, weight) : weight + other;
             }
             sum += weight;
             store<T>(scores + v, weight);
         }
-        total = total * decay + sum_of_lanes<T>(sum);
-        peak = now;
-        for (int64_t e = 0; e < E; ++e) sums[e] *= decay;
+        row_sum = row_sum * scale + sum_of_lanes<T>(sum);
+        row_max = raised;
+        for (int64_t e = 0; e < E; ++e) sums[e] *= scale;
         int64_t e = 0;
         for (; e + 4 * W <= E; e += 4 * W) add_rows<4>(values + e, count, scores, sums + e);
         for (; e + 2 * W <= E; e += 2 * W) add_rows<2>(values + e, count, scores, sums + e);
@@ -142,7 +144,8 @@ struct Decoder {
             for (int64_t j = 0; j < count; ++j) sums[e] += scores[j] * values[j * p.value_strides[2] + e];
     }
 
-    // sums += sum_j weights_j rows_j, of VECTORS vectors that stay in registers; two rows at a time, as one waits for the other
+    // sums += sum_j weights_j rows_j, of VECTORS vectors that stay in registers. Even and odd rows have sums of their
+    // own, so that no addition waits for the one before it.
     template <int VECTORS>
     void add_rows(const T* rows, int64_t count, const T* weights, T* sums) const {
         V even[VECTORS], odd[VECTORS];
@@ -166,21 +169,21 @@ struct Decoder {
         for (int v = 0; v < VECTORS; ++v) store<T>(sums + v * W, even[v] + odd[v]);
     }
 
-    void combine(int64_t pair) const {
-        const T* parts = partial.data + pair * chunks * (E + 2);
-        T* out = static_cast<T*>(p.out) + pair * E;
-        T peak = NONE, total = 0;
-        for (int64_t c = 0; c < chunks; ++c) peak = max_of(peak, parts[c * (E + 2)]);
+    void combine(int64_t head) const {
+        const T* parts = partial + head * chunks * (E + 2);
+        T* out = static_cast<T*>(p.out) + head * E;
+        T row_max = NEG_INF<T>, row_sum = 0;
+        for (int64_t c = 0; c < chunks; ++c) row_max = max_of(row_max, parts[c * (E + 2)]);
         for (int64_t e = 0; e < E; ++e) out[e] = 0;
-        if (peak == NONE) return;
+        if (row_max == NEG_INF<T>) return;
         for (int64_t c = 0; c < chunks; ++c) {
             const T* part = parts + c * (E + 2);
-            const T weight = std::exp2(part[0] - peak);
-            total += weight * part[1];
+            const T weight = std::exp2(part[0] - row_max);
+            row_sum += weight * part[1];
             for (int64_t e = 0; e < E; ++e) out[e] += weight * part[2 + e];
         }
-        for (int64_t e = 0; e < E; ++e) out[e] /= total;
+        for (int64_t e = 0; e < E; ++e) out[e] /= row_sum;
     }
 };
 
-void decode_entry(const Decode& p) { p.is_double ? Decoder<double>(p).run() : Decoder<float>(p).run(); }
+void decode(const DecodeParams& p) { p.is_double ? Decoder<double>(p).run() : Decoder<float>(p).run(); }

@@ -1,6 +1,6 @@
-// C = start + A B for the small matrices of a tile, where start is a row added to every row; when null, C += A B. The
-// product is summed up first: while a sum is small its rounding is too, and a shared prior's gradient adds up what all err.
-// A is read element by element, by any strides; rows of B and C are vectors.
+// Matrix products of a tile: C = start + A B, where start is a row added to every row, or C += A B if it is null.
+// The product is summed before it is added: the rounding of a small sum is small. A has any strides; rows of B and C
+// are vectors.
 
 template <typename T, int ROWS, int VECTORS>
 inline void block_product(int64_t depth, const T* a, int64_t a_row, int64_t a_step, const T* b, int64_t ldb, T* c,
@@ -49,7 +49,8 @@ inline void product(int64_t rows, int64_t columns, int64_t depth, const T* a, in
     constexpr int W = Simd<T>::W;
     int64_t j = 0;
     for (; j + REGISTER_VECTORS * W <= columns; j += REGISTER_VECTORS * W)
-        column_of_blocks<T, REGISTER_VECTORS>(rows, depth, a, a_row, a_step, b + j, ldb, c + j, ldc, start ? start + j : nullptr);
+        column_of_blocks<T, REGISTER_VECTORS>(rows, depth, a, a_row, a_step, b + j, ldb, c + j, ldc,
+                                              start ? start + j : nullptr);
     for (; j < columns; j += W)
         column_of_blocks<T, 1>(rows, depth, a, a_row, a_step, b + j, ldb, c + j, ldc, start ? start + j : nullptr);
 }

@@ -1,4 +1,4 @@
-// The standard headers of the kernels, included before an instruction set is chosen: it is not for their functions.
+// Standard headers, included before an instruction set is chosen, so that their functions are not compiled for it.
 #pragma once
 
 #include <cmath>
@@ -6,9 +6,8 @@
 #include <cstring>
 #include <limits>
 #include <new>
+#include <type_traits>
 #include <utility>
 
-#include "problem.h"
+#include "params.h"
 #include "threads.h"
-
-enum What { FORWARD, BACKWARD, COUNT };

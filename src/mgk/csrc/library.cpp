@@ -1,87 +1,122 @@
-// The doors of the library, called through ctypes: 0, or a code for what is wrong. Sizes are checked before a pointer is touched.
+// The exported functions, called through ctypes. Sizes and pointers are checked before a tensor is read.
 #include "includes.h"
 
-namespace mgk_plain {
-void entry(const Problem&, int);
-void decode_entry(const Decode&);
-}
+#include <cstddef>
+#include <string>
+
+#define MGK_DECLARE_SET(set)                    \
+    namespace mgk_##set {                       \
+    void run(const AttentionParams&, Mode);     \
+    void decode(const DecodeParams&);           \
+    }
+
+MGK_DECLARE_SET(portable)
 #if defined(__x86_64__)
-namespace mgk_avx2 {
-void entry(const Problem&, int);
-void decode_entry(const Decode&);
-}
-namespace mgk_avx512 {
-void entry(const Problem&, int);
-void decode_entry(const Decode&);
-}
+MGK_DECLARE_SET(avx2)
+MGK_DECLARE_SET(avx512)
 #endif
 
 namespace {
 
-enum Set { PLAIN, AVX2, AVX512 };  // in the order of INSTRUCTION_SETS in functional/kernels.py
-enum Code { OK, BAD_SIZE, MISSING_POINTER, UNKNOWN_SET, OUT_OF_MEMORY };
+struct InstructionSet {
+    const char* name;
+    bool (*is_supported)();
+    void (*run)(const AttentionParams&, Mode);
+    void (*decode)(const DecodeParams&);
+};
 
-bool supports(int set) {
-    if (set == PLAIN) return true;
+// The best last.
+const InstructionSet INSTRUCTION_SETS[] = {
+    {"portable", [] { return true; }, mgk_portable::run, mgk_portable::decode},
 #if defined(__x86_64__)
-    __builtin_cpu_init();
-    if (set == AVX2) return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-    if (set == AVX512)
-        return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
-               __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
+    {"avx2", [] { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }, mgk_avx2::run,
+     mgk_avx2::decode},
+    {"avx512",
+     [] {
+         return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
+                __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
+     },
+     mgk_avx512::run, mgk_avx512::decode},
 #endif
-    return false;
+};
+
+// In the order of _ERRORS in backends/cpu_kernels.py; the last is a MemoryError.
+enum Status { OK, BAD_SIZE, MISSING_POINTER, UNSUPPORTED_SET, UNSUPPORTED_OPTIONS, OUT_OF_MEMORY };
+
+bool are_sizes(std::initializer_list<int64_t> sizes) {
+    for (int64_t size : sizes)
+        if (size < 1 || size > (int64_t(1) << 40)) return false;
+    return true;
 }
 
-int check(const Problem& p, int what) {
-    const int64_t sizes[] = {p.batch, p.heads, p.mixtures, p.num_queries, p.num_keys, p.width, p.threads};
-    for (int64_t size : sizes)
-        if (size < 1 || size > (int64_t(1) << 40)) return BAD_SIZE;
-    if (p.mixtures > 8 || p.value_width < 0 || p.threads > 4096) return BAD_SIZE;
-    if (!p.query || !p.keys || !p.column || (p.shared && !p.row)) return MISSING_POINTER;
-    if (what != COUNT && (!p.value || !p.out || !p.peak || !p.total)) return MISSING_POINTER;
-    if (what == COUNT && !p.counts) return MISSING_POINTER;
-    if (what == BACKWARD && (!p.grad || !p.d_query || !p.d_keys || !p.d_column || !p.d_value || (p.shared && !p.d_row)))
+bool are_given(std::initializer_list<const void*> pointers) {
+    for (const void* pointer : pointers)
+        if (!pointer) return false;
+    return true;
+}
+
+Status check(const AttentionParams& p, Mode mode) {
+    if (!are_sizes({p.batch_size, p.num_heads, p.num_components, p.num_queries, p.num_keys, p.num_features,
+                    p.num_threads}))
+        return BAD_SIZE;
+    if (p.num_components > MAX_COMPONENTS || p.value_width < 0 || p.num_threads > 4096) return BAD_SIZE;
+    if (!are_given({p.query, p.keys, p.key_bias}) || (p.is_shared && !p.query_bias)) return MISSING_POINTER;
+    if (mode == Mode::COUNT) return p.counts ? OK : MISSING_POINTER;
+    if (!are_given({p.value, p.out, p.row_max, p.row_sum})) return MISSING_POINTER;
+    if (mode == Mode::FORWARD) return OK;
+    if (!are_given({p.grad, p.d_query, p.d_keys, p.d_key_bias, p.d_value}) || (p.is_shared && !p.d_query_bias))
         return MISSING_POINTER;
-    if (p.d_affine && p.hard) return BAD_SIZE;
-    return OK;
+    return p.d_score_affine && p.is_hard ? UNSUPPORTED_OPTIONS : OK;
 }
 
-int check(const Decode& p) {
-    const int64_t sizes[] = {p.batch, p.heads, p.mixtures, p.num_keys, p.width, p.value_width, p.threads};
-    for (int64_t size : sizes)
-        if (size < 1 || size > (int64_t(1) << 40)) return BAD_SIZE;
-    return p.query && p.keys && p.value && p.variance && p.out ? OK : MISSING_POINTER;
+Status check(const DecodeParams& p) {
+    if (!are_sizes({p.batch_size, p.num_heads, p.num_components, p.num_keys, p.key_width, p.value_width,
+                    p.num_threads}))
+        return BAD_SIZE;
+    return are_given({p.query, p.keys, p.value, p.variance, p.out}) ? OK : MISSING_POINTER;
 }
 
-// Calls the version of the instruction set; what it throws becomes a code.
-template <typename Plain, typename Avx2, typename Avx512>
-int dispatch(int set, const Plain& plain, const Avx2& avx2, const Avx512& avx512) {
-    if (!supports(set)) return UNKNOWN_SET;
-    try {
-        set == AVX512 ? avx512() : set == AVX2 ? avx2() : plain();
-        return OK;
-    } catch (const std::bad_alloc&) {
-        return OUT_OF_MEMORY;
+// Checks the parameters and calls function(instruction set).
+template <typename Params, typename Function, typename... Checked>
+int call(const Params* p, const char* set_name, const Function& function, Checked... mode) {
+    if (!p || !set_name) return MISSING_POINTER;
+    if (const Status status = check(*p, mode...)) return status;
+    for (const InstructionSet& set : INSTRUCTION_SETS) {
+        if (std::strcmp(set.name, set_name) != 0 || !set.is_supported()) continue;
+        try {
+            function(set);
+            return OK;
+        } catch (const std::bad_alloc&) {
+            return OUT_OF_MEMORY;
+        }
     }
+    return UNSUPPORTED_SET;
 }
 
-#if defined(__x86_64__)
-#define EACH_SET(call) [&] { mgk_plain::call; }, [&] { mgk_avx2::call; }, [&] { mgk_avx512::call; }
-#else
-#define EACH_SET(call) [&] { mgk_plain::call; }, [&] { mgk_plain::call; }, [&] { mgk_plain::call; }
-#endif
-
-int serve(const Problem* p, int set, int what) {
-    if (!p) return MISSING_POINTER;
-    const int code = check(*p, what);
-    return code != OK ? code : dispatch(set, EACH_SET(entry(*p, what)));
+int run(const AttentionParams* p, const char* set_name, Mode mode) {
+    return call(p, set_name, [&](const InstructionSet& set) { set.run(*p, mode); }, mode);
 }
 
-int serve(const Decode* p, int set) {
-    if (!p) return MISSING_POINTER;
-    const int code = check(*p);
-    return code != OK ? code : dispatch(set, EACH_SET(decode_entry(*p)));
+std::string supported_sets() {
+    std::string names;
+    for (const InstructionSet& set : INSTRUCTION_SETS)
+        if (set.is_supported()) names += (names.empty() ? "" : " ") + std::string(set.name);
+    return names;
+}
+
+// A line "struct.field offset size" for each field, and "struct 0 size" for each struct.
+std::string struct_layout() {
+    std::string text;
+    const auto add = [&](const std::string& name, size_t offset, size_t size) {
+        text += name + " " + std::to_string(offset) + " " + std::to_string(size) + "\n";
+    };
+#define MGK_ADD_ATTENTION(type, name) add("AttentionParams." #name, offsetof(AttentionParams, name), sizeof(type));
+#define MGK_ADD_DECODE(type, name) add("DecodeParams." #name, offsetof(DecodeParams, name), sizeof(type));
+    MGK_ATTENTION_PARAMS(MGK_ADD_ATTENTION)
+    add("AttentionParams", 0, sizeof(AttentionParams));
+    MGK_DECODE_PARAMS(MGK_ADD_DECODE)
+    add("DecodeParams", 0, sizeof(DecodeParams));
+    return text;
 }
 
 }  // namespace
@@ -89,10 +124,21 @@ int serve(const Decode* p, int set) {
 #define EXPORT __attribute__((visibility("default")))
 
 extern "C" {
-EXPORT int mgk_supports(int set) { return supports(set); }
-EXPORT int mgk_forward(const Problem* p, int set) { return serve(p, set, FORWARD); }
-EXPORT int mgk_backward(const Problem* p, int set) { return serve(p, set, BACKWARD); }
-EXPORT int mgk_count(const Problem* p, int set) { return serve(p, set, COUNT); }
-EXPORT int mgk_decode(const Decode* p, int set) { return serve(p, set); }
-EXPORT int64_t mgk_struct_sizes() { return sizeof(Problem) * 1000 + sizeof(Decode); }
+EXPORT int mgk_forward(const AttentionParams* p, const char* set) { return run(p, set, Mode::FORWARD); }
+EXPORT int mgk_backward(const AttentionParams* p, const char* set) { return run(p, set, Mode::BACKWARD); }
+EXPORT int mgk_count(const AttentionParams* p, const char* set) { return run(p, set, Mode::COUNT); }
+EXPORT int mgk_decode(const DecodeParams* p, const char* set_name) {
+    return call(p, set_name, [&](const InstructionSet& set) { set.decode(*p); });
+}
+
+// What the library says about itself: texts that live as long as it does.
+EXPORT int64_t mgk_max_components() { return MAX_COMPONENTS; }
+EXPORT const char* mgk_supported_sets() {
+    static const std::string text = supported_sets();
+    return text.c_str();
+}
+EXPORT const char* mgk_struct_layout() {
+    static const std::string text = struct_layout();
+    return text.c_str();
+}
 }

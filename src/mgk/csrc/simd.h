@@ -1,25 +1,23 @@
-// Vectors of one instruction set, by the compiler's vector extensions. Included once for each set, inside its namespace.
-//
-// WIDTH_BYTES is the size of a vector register. The same text serves SSE2, NEON, AVX2 and AVX-512; the few operations that the
-// extensions cannot express well have a version of their own.
+// Vectors of VECTOR_BYTES by the compiler's vector extensions: the same code for SSE2, NEON, AVX2 and AVX-512, but for
+// the few operations that the extensions cannot express well.
 
 template <typename T>
 struct Simd;
 
 template <>
 struct Simd<float> {
-    typedef float V __attribute__((vector_size(WIDTH_BYTES)));
-    typedef int32_t I __attribute__((vector_size(WIDTH_BYTES)));
-    typedef uint32_t U __attribute__((vector_size(WIDTH_BYTES)));
-    static constexpr int W = WIDTH_BYTES / 4;
+    typedef float V __attribute__((vector_size(VECTOR_BYTES)));
+    typedef int32_t I __attribute__((vector_size(VECTOR_BYTES)));
+    typedef uint32_t U __attribute__((vector_size(VECTOR_BYTES)));
+    static constexpr int W = VECTOR_BYTES / 4;
 };
 
 template <>
 struct Simd<double> {
-    typedef double V __attribute__((vector_size(WIDTH_BYTES)));
-    typedef int64_t I __attribute__((vector_size(WIDTH_BYTES)));
-    typedef uint64_t U __attribute__((vector_size(WIDTH_BYTES)));
-    static constexpr int W = WIDTH_BYTES / 8;
+    typedef double V __attribute__((vector_size(VECTOR_BYTES)));
+    typedef int64_t I __attribute__((vector_size(VECTOR_BYTES)));
+    typedef uint64_t U __attribute__((vector_size(VECTOR_BYTES)));
+    static constexpr int W = VECTOR_BYTES / 8;
 };
 
 template <typename T>

@@ -11,8 +11,8 @@
 
 namespace {
 
-// The OpenMP runtime that PyTorch has loaded, if any. Its idle threads spin for a while after each of PyTorch's operators; as
-// part of its team they work for us, where threads of our own would have to share the cores with them.
+// The OpenMP runtime that PyTorch has loaded, if any. Its idle threads spin for a while after each of PyTorch's
+// operators, so that other threads would have to share the cores with them.
 using TeamRun = void (*)(void (*work)(void*), void* data, unsigned threads, unsigned flags);
 
 TeamRun find_team() { return reinterpret_cast<TeamRun>(dlsym(RTLD_DEFAULT, "GOMP_parallel")); }

@@ -1,7 +1,4 @@
-"""The data sets of the paper, read from real files or generated, prepared once and mapped into memory.
-
-Names load on first use, so that the command line can read the task registry without importing torch.
-"""
+"""The data sets of the paper: prepared once, then mapped into memory."""
 
 from typing import TYPE_CHECKING
 

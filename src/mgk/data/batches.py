@@ -1,4 +1,4 @@
-"""Batches: which examples form them, in which order and on which rank; padding."""
+"""Batches: their examples, their order, their padding."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
@@ -15,24 +15,22 @@ from torch.utils.data import Sampler
 from mgk.data.language import IGNORE
 from mgk.data.random_bits import permutation
 
-# Batches that are sorted together by length: enough to save padding, few enough to stay random.
+# Enough batches to save padding, few enough to stay random.
 _BATCHES_SORTED_TOGETHER = 50
 _Indices = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Collator:
-    """Pads every batch to its own longest row and adds ``attention_mask`` (B, L), 1 for real tokens.
+    """Pads a batch to its longest row; ``attention_mask`` (B, L) marks tokens.
 
-    Attributes:
-        pad_id: the id that pads. None adds no mask: images have one length, and running text is causal, so that the
-            padding of its last segment is not seen.
+    Without ``pad_id``, for images and causal running text, there is no mask.
     """
 
     pad_id: int | None = None
 
     def __call__(self, examples: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
-        """The batch of the examples; sequences are padded on the right, the rest is stacked."""
+        """The batch: sequences are padded on the right, the rest is stacked."""
         batch = {}
         for name in examples[0]:
             rows = [example[name] for example in examples]
@@ -50,7 +48,7 @@ class Collator:
 
 @dataclass(eq=False)
 class _Batches(Sampler[list[int]]):
-    """The arguments that both samplers share, and the order by seed and length."""
+    """What both samplers share."""
 
     num_examples: int
     batch_size: int
@@ -71,35 +69,31 @@ class _Batches(Sampler[list[int]]):
             raise ValueError(f"batch_size must be at least 1, got {self.batch_size}")
         if not 0 <= self._rank < self._world_size:
             raise ValueError(f"rank must be from 0 to world_size - 1 = {self._world_size - 1}, got {self._rank}")
-        count, given = self.num_examples, self._lengths
-        if given is not None and len(given) != count:
-            raise ValueError(f"lengths must have one for each of {count} examples, got {len(given)}")
+        if self._lengths is not None and len(self._lengths) != self.num_examples:
+            raise ValueError(
+                f"lengths must have one for each of {self.num_examples} examples, got {len(self._lengths)}"
+            )
 
     def _sorted_by_length(self, rows: _Indices) -> _Indices:
-        return rows if self._lengths is None else rows[np.argsort(self._lengths[rows], kind="stable")]
+        if self._lengths is None:
+            return rows
+        return rows[np.argsort(self._lengths[rows], kind="stable")]
 
     def _batch_order(self, number: int, path: int) -> _Indices:
-        """Batches grouped by length would run from short to long: shuffle them too."""
-        return np.arange(number) if self._lengths is None else permutation(number, self.seed, path, 1)
+        """Shuffled where grouping by length would go from short to long."""
+        if self._lengths is None:
+            return np.arange(number)
+        return permutation(number, self.seed, path, 1)
 
 
 @dataclass(eq=False)
 class EpochBatches(_Batches):
-    """The batches of one rank in one epoch, as the ``batch_sampler`` of a ``DataLoader``.
+    """One rank's batches of an epoch, for ``DataLoader(batch_sampler=...)``.
 
-    Over all ranks every example comes once an epoch, and all ranks take equally many steps: the last step is divided
-    evenly, and examples too few for every rank join the step before it. The order depends on seed and epoch alone. To
-    resume within an epoch, give the number of batches done to ``set_epoch``: the workers of a ``DataLoader`` draw
-    batches ahead of their use, so the sampler cannot count them.
-
-    Args:
-        num_examples: of the data set.
-        batch_size: examples of one rank in one step.
-        seed: of the order.
-        lengths: of all examples, to put rows of similar length together; needs ``shuffle``.
-        rank: this process's; torch.distributed's, or 0 without it, if not given.
-        world_size: the number of processes; likewise.
-        shuffle: whether to shuffle; otherwise the order is that of the data set.
+    Every example comes once an epoch, and all ranks take equally many steps: the
+    last step is divided evenly; too few examples for that join the one before.
+    The order depends on seed and epoch alone. ``batch_size`` is that of one rank;
+    ``lengths`` group the examples; ranks are by default ``torch.distributed``'s.
     """
 
     shuffle: bool = True
@@ -110,7 +104,7 @@ class EpochBatches(_Batches):
         if self.num_examples < self._world_size:
             raise ValueError(f"{self.num_examples} examples are too few for {self._world_size} ranks")
         if self._lengths is not None and not self.shuffle:
-            raise ValueError("lengths need shuffle=True: grouping by length gives up the order of the data set")
+            raise ValueError("lengths need shuffle=True: groups by length have another order")
 
     @property
     def steps(self) -> int:
@@ -119,7 +113,7 @@ class EpochBatches(_Batches):
         return whole + (rest >= self._world_size)
 
     def set_epoch(self, epoch: int, start: int = 0) -> None:
-        """Turn to an epoch, from its batch ``start`` on."""
+        """Turn to an epoch, from its batch ``start`` on, to resume within it."""
         if not 0 <= start <= self.steps:
             raise ValueError(f"start must be from 0 to the {self.steps} batches of an epoch, got {start}")
         self.epoch, self.start = epoch, start
@@ -137,27 +131,17 @@ class EpochBatches(_Batches):
             order = np.concatenate([self._sorted_by_length(group) for group in groups])
         for step in self._batch_order(self.steps, self.epoch)[self.start :].tolist():
             end = self.num_examples if step == self.steps - 1 else (step + 1) * step_size
-            yield np.array_split(order[step * step_size : end], self._world_size)[self._rank].tolist()
+            rows = order[step * step_size : end]
+            yield np.array_split(rows, self._world_size)[self._rank].tolist()
 
 
 @dataclass(eq=False)
 class StepBatches(_Batches):
-    """The batches of one rank for all steps of a run, as the ``batch_sampler`` of a ``DataLoader``.
+    """One rank's batches of a run, for ``DataLoader(batch_sampler=...)``.
 
-    A step takes the next ``batch_size`` examples of an endless sequence of shuffled epochs, so every step is whole and
-    every example comes once an epoch. Which examples form a step depends on seed and step alone; ranks and accumulated
-    parts divide them equally. For loops over epochs, where no batch reaches into the next one, see
-    :class:`EpochBatches`.
-
-    Args:
-        num_examples: of the data set.
-        batch_size: examples of a step over all ranks.
-        steps: of the run.
-        seed: of the order.
-        lengths: of all examples, to put rows of similar length together.
-        rank: this process's; torch.distributed's, or 0 without it, if not given.
-        world_size: the number of processes; likewise.
-        accumulation: batches of a rank in a step.
+    A step takes the next ``batch_size`` examples of endless shuffled epochs. Which
+    ones depends on seed and step alone; ranks and accumulated parts divide them.
+    ``lengths`` group the examples; ranks are by default ``torch.distributed``'s.
     """
 
     steps: int
@@ -176,16 +160,18 @@ class StepBatches(_Batches):
         return self.steps * self.accumulation
 
     def __iter__(self) -> Iterator[list[int]]:
-        mine = slice(self._rank * self.accumulation, (self._rank + 1) * self.accumulation)
+        first_part = self._rank * self.accumulation
+        mine = slice(first_part, first_part + self.accumulation)
         epochs = (permutation(self.num_examples, self.seed, epoch) for epoch in count())
         rest = np.zeros(0, np.int64)
-        # Always a whole group: what a step holds must not depend on how many steps the run has.
-        needed = _BATCHES_SORTED_TOGETHER * self.batch_size
-        for first in range(0, self.steps, _BATCHES_SORTED_TOGETHER):
+        # Always a whole group: a step must not depend on the run's length.
+        together = _BATCHES_SORTED_TOGETHER
+        needed = together * self.batch_size
+        for first in range(0, self.steps, together):
             while len(rest) < needed:
                 rest = np.concatenate([rest, next(epochs)])
             group, rest = rest[:needed], rest[needed:]
-            batches = self._sorted_by_length(group).reshape(_BATCHES_SORTED_TOGETHER, self.batch_size)
-            for batch in batches[self._batch_order(_BATCHES_SORTED_TOGETHER, first)][: self.steps - first]:
+            batches = self._sorted_by_length(group).reshape(together, -1)
+            for batch in batches[self._batch_order(together, first)[: self.steps - first]]:
                 for part in np.split(batch, self.accumulation * self._world_size)[mine]:
                     yield part.tolist()

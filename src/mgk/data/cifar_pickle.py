@@ -1,8 +1,7 @@
-"""Reads the pickled batches of CIFAR-10 without importing or calling anything that they name.
+"""Reads the pickled batches of CIFAR-10 without calling anything they name.
 
-A pickle is a program. ``pickletools.genops`` lists its instructions without executing any. Those that the official
-files do not have are refused, and so are all names but the three that NumPy's arrays need. For these the unpickler gets
-a record that only stores the arguments of the call.
+A pickle is a program: only the instructions and names of the official files
+pass, and a name becomes a record that stores the arguments of its calls.
 """
 
 import io
@@ -22,15 +21,17 @@ _NAMES = {
     "numpy dtype": "dtype",
 }
 _INSTRUCTIONS = """
-    PROTO STOP MARK NONE NEWTRUE NEWFALSE BININT BININT1 BININT2 SHORT_BINSTRING BINSTRING SHORT_BINBYTES BINBYTES
-    BINUNICODE EMPTY_DICT EMPTY_LIST EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 APPEND APPENDS SETITEM SETITEMS BINPUT
-    LONG_BINPUT BINGET LONG_BINGET GLOBAL REDUCE BUILD
+    PROTO STOP MARK NONE NEWTRUE NEWFALSE BININT BININT1 BININT2
+    SHORT_BINSTRING BINSTRING SHORT_BINBYTES BINBYTES BINUNICODE
+    EMPTY_DICT EMPTY_LIST EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3
+    APPEND APPENDS SETITEM SETITEMS BINPUT LONG_BINPUT BINGET LONG_BINGET
+    GLOBAL REDUCE BUILD
 """
 _MALFORMED = (pickle.UnpicklingError, EOFError, LookupError, TypeError, ValueError, AttributeError, OverflowError)
 
 
 class _Record:
-    """One of the names, or a call of it with the state that BUILD gives it. Nothing is called."""
+    """A name, or a call of it, with the state that BUILD gives it."""
 
     def __init__(self, name: str, arguments: tuple[Any, ...] = ()) -> None:
         self.name, self.arguments = name, arguments
@@ -53,17 +54,19 @@ def read_batch(data: bytes, where: str) -> tuple[NDArray[np.uint8], NDArray[np.u
     try:
         _check_instructions(data, where)
         content = _Unpickler(io.BytesIO(data), fix_imports=False, encoding="latin-1").load()
-        fields = {key.decode("latin-1") if isinstance(key, bytes) else key: value for key, value in content.items()}
+        # The keys are bytes in the files of Python 2.
+        fields = {k.decode() if isinstance(k, bytes) else k: v for k, v in content.items()}
         labels, array = fields["labels"], _as_array(fields["data"])
     except _MALFORMED as error:
-        fail(where, f"this is not a batch of CIFAR-10 in the Python layout ({type(error).__name__}: {error})")
+        reason = f"{type(error).__name__}: {error}"
+        fail(where, f"this is not a batch of CIFAR-10 in the Python layout ({reason})")
     if array.ndim != 2 or array.shape[1] != 3072:
         fail(where, f"images of shape {array.shape[1:]} instead of (3072,)")
     if not isinstance(labels, list) or len(labels) != len(array):
         fail(where, f"{len(array)} images, but not as many labels")
     for number, label in enumerate(labels):
         if type(label) is not int or not 0 <= label <= 9:
-            # Not the repr of anything else: that of a hostile nest of tuples would overflow Python's stack.
+            # No repr of others: that of nested tuples may overflow the stack.
             shown = label if type(label) is int else type(label).__name__
             fail(where, f"the label of image {number} must be from 0 to 9, got {shown}")
     return array, np.array(labels, np.uint8)
@@ -75,18 +78,18 @@ def _check_instructions(data: bytes, where: str) -> None:
         is_known = opcode.name in known and (opcode.name != "GLOBAL" or argument in _NAMES)
         # The unpickler's memo is as long as its highest place.
         if not is_known or (opcode.name == "LONG_BINPUT" and (argument or 0) > len(data)):
-            shown = f"{opcode.name} {argument}" if argument is not None else opcode.name
+            shown = opcode.name if argument is None else f"{opcode.name} {argument}"
             fail(where, f"byte {position}: the instruction {shown[:60]!r} has no place in a batch of CIFAR-10")
 
 
 def _as_array(value: Any) -> NDArray[np.uint8]:
-    """An array from the state that NumPy pickles: version, shape, type, whether by columns, bytes."""
+    """An array from NumPy's state: version, shape, type, by columns, bytes."""
     if not isinstance(value, _Record) or value.name != "reconstruct" or value.state is None:
         raise ValueError("'data' is not an array")
     _, shape, dtype, by_columns, content = value.state
     if not isinstance(dtype, _Record) or dtype.name != "dtype" or dtype.arguments[0] not in ("u1", b"u1"):
         raise ValueError("'data' is not of bytes")
-    if not isinstance(content, str | bytes):  # bytes(n) of a number would take n bytes of memory
+    if not isinstance(content, str | bytes):  # bytes(n) takes n bytes
         raise ValueError("'data' has no content")
     raw = content.encode("latin-1") if isinstance(content, str) else content
     return np.frombuffer(raw, np.uint8).reshape(shape, order="F" if by_columns else "C")

@@ -1,4 +1,4 @@
-"""Map-style data sets over prepared splits: an example is a dictionary with the names of Hugging Face."""
+"""Map-style data sets over prepared splits, with Hugging Face's names."""
 
 from pathlib import Path
 
@@ -18,8 +18,6 @@ Example = dict[str, Tensor]
 
 
 class _LabelledDataset(Dataset[Example]):
-    """The common part of sequences and images."""
-
     def __init__(self, split: Split, max_length: int) -> None:
         self._split, self.max_length = split, max_length
         self.vocab_size: int = split.manifest.facts["vocab_size"]
@@ -29,7 +27,7 @@ class _LabelledDataset(Dataset[Example]):
         return len(self._split)
 
     def __getitem__(self, index: int) -> Example:
-        place = range(len(self))[index]  # a negative index counts from the end, one beyond it raises
+        place = range(len(self))[index]  # counts from the end if negative
         return {**self._inputs(place), "labels": torch.tensor(int(self._split["labels"][place]))}
 
     def _inputs(self, place: int) -> Example:
@@ -37,9 +35,9 @@ class _LabelledDataset(Dataset[Example]):
 
 
 class SequenceDataset(_LabelledDataset):
-    """Labelled token sequences, one or two an example, each truncated to ``max_length`` tokens.
+    """Labelled sequences, one or two an example, truncated to ``max_length``.
 
-    An example has ``input_ids`` (L,) and ``labels`` (); of two sequences the second is ``input_ids_2``.
+    ``input_ids`` (L,), for a second one ``input_ids_2``, and ``labels`` ().
     """
 
     def __init__(self, split: Split, *, max_length: int, sequences: int = 1) -> None:
@@ -49,9 +47,9 @@ class SequenceDataset(_LabelledDataset):
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """The length of every example, that of the longer sequence of two, after truncation."""
-        lengths: NDArray[np.int64] = np.diff(self._split["offsets"]).reshape(-1, self._sequences).max(1)
-        return np.minimum(lengths, self.max_length)
+        """Of every example after truncation; of a pair the longer one."""
+        lengths = np.diff(self._split["offsets"]).reshape(-1, self._sequences)
+        return np.minimum(lengths.max(1), self.max_length)
 
     def _inputs(self, place: int) -> Example:
         first = place * self._sequences
@@ -65,7 +63,7 @@ class SequenceDataset(_LabelledDataset):
 
 
 class ImageDataset(_LabelledDataset):
-    """Labelled images: ``input_ids`` (pixels,) of grey values, or ``pixel_values`` (3, H, W) from 0 to 1."""
+    """Labelled images: grey ``input_ids`` (pixels,), or ``pixel_values`` (3, H, W)."""
 
     def __init__(self, split: Split, *, max_length: int, colour: bool = False) -> None:
         super().__init__(split, max_length)
@@ -75,7 +73,7 @@ class ImageDataset(_LabelledDataset):
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """The length of every example: the same for all."""
+        """Of every example: the same for all."""
         return np.full(len(self), min(self._split["tokens"].shape[1], self.max_length))
 
     def _inputs(self, place: int) -> Example:
@@ -89,17 +87,9 @@ class ImageDataset(_LabelledDataset):
 def load(
     name: str, split: str, *, folder: Path | str | None = None, max_length: int | None = None, colour: bool = False
 ) -> SequenceDataset | ImageDataset | SegmentDataset:
-    """A split of a prepared task.
+    """A split of a prepared task; ``synthetic-...`` is generated if absent.
 
-    Args:
-        name: the task's; a synthetic sample, ``synthetic-...``, is generated when it is not there yet.
-        split: "train", "validation" or "test".
-        folder: the folder of all sets; the data folder if not given.
-        max_length: tokens that an example keeps, for running text the length of a segment; the paper's if not given.
-        colour: of images, the pixels in colour instead of grey ones.
-
-    Returns:
-        The data set, by the task's kind. All have ``vocab_size``, ``pad_id`` for the collator, and ``lengths``.
+    An example or segment has ``max_length`` tokens, by default the paper's.
     """
     task = find_task(name)
     length = task.max_length if max_length is None else max_length
@@ -109,7 +99,8 @@ def load(
         raise UsageError(f"{name} has no images")
     opened = Split(*prepared(name, folder), split)
     if task.kind == "language":
-        return SegmentDataset(MappedTokens(opened), length, vocab_size=opened.manifest.facts["vocab_size"])
+        vocab_size = opened.manifest.facts["vocab_size"]
+        return SegmentDataset(MappedTokens(opened), length, vocab_size=vocab_size)
     if task.kind == "image":
         return ImageDataset(opened, max_length=length, colour=colour)
     return SequenceDataset(opened, max_length=length, sequences=2 if task.kind == "pair" else 1)

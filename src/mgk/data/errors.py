@@ -1,4 +1,4 @@
-"""Errors for the user: what is wrong, in which file, at which line or byte."""
+"""Errors for the user: what is wrong, and in which file, line or byte."""
 
 from typing import NoReturn
 
@@ -10,7 +10,7 @@ class DataError(errors.UserError):
 
 
 class UsageError(errors.UsageError, DataError):
-    """A wrong request: an unknown task, an option that the task does not have, a missing source."""
+    """A wrong request, such as an unknown task or option."""
 
 
 def fail(where: str, what: str) -> NoReturn:
@@ -19,7 +19,7 @@ def fail(where: str, what: str) -> NoReturn:
 
 
 def check_text(data: bytes, where: str, offset: int = 0) -> None:
-    """Raise unless the bytes are UTF-8; ``offset`` is the position of the first of them in the file."""
+    """Raise unless the bytes, at ``offset`` of a file, are UTF-8."""
     try:
         data.decode("utf-8")
     except UnicodeDecodeError as error:

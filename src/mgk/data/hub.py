@@ -1,4 +1,4 @@
-"""Fetches a data set from the Hugging Face hub, writes it in its official layout, and prepares that."""
+"""Fetches a data set from the Hugging Face hub and prepares it."""
 
 import tempfile
 from collections.abc import Callable, Mapping
@@ -22,7 +22,7 @@ def prepare_from_hub(
     options: Mapping[str, Any] | None = None,
     on_step: OnStep = lambda done, total: None,
 ) -> Prepared:
-    """Fetch and prepare a task; nothing is fetched when it is there already."""
+    """Fetch and prepare a task, unless it is there already."""
     task = find_task(name)
     if not task.hub:
         raise UsageError(f"{name} is not at the hub: {task.how_to_get()}")
@@ -46,7 +46,7 @@ def prepare_from_hub(
 
 
 def _fetch(task: Task) -> Any:
-    """The splits of the data set, or the folder in the hub's cache that holds the official files."""
+    """The splits, or the folder of the official files."""
     try:
         if task.hub_files:
             download = import_module("huggingface_hub").snapshot_download
@@ -54,7 +54,7 @@ def _fetch(task: Task) -> Any:
         return import_module("datasets").load_dataset(*task.hub)
     except ModuleNotFoundError:
         raise UsageError("--from-hub needs datasets: pip install 'mgk[hub]'") from None
-    except Exception as error:  # of a network there are many kinds, none of them documented
+    except Exception as error:  # a network has many kinds, undocumented
         first_line = (str(error).strip() or type(error).__name__).split("\n")[0]
         raise DataError(f"cannot fetch {task.hub[0]} ({first_line}); {task.how_to_get()}") from None
 
@@ -76,25 +76,27 @@ def _write_wikitext(splits: Any, folder: Path) -> None:
 
 
 def _write_cifar(splits: Any, folder: Path) -> None:
-    train, test = (
-        [bytes([row["label"]]) + _pixels(row["img"]).transpose(2, 0, 1).tobytes() for row in splits[split]]
-        for split in ("train", "test")
-    )
+    records = {split: [_record(row) for row in splits[split]] for split in ("train", "test")}
+    train = records["train"]
     part = -(-len(train) // 5)
     for number in range(5):
-        (folder / f"data_batch_{number + 1}.bin").write_bytes(b"".join(train[number * part : (number + 1) * part]))
-    (folder / "test_batch.bin").write_bytes(b"".join(test))
+        batch = train[number * part : (number + 1) * part]
+        (folder / f"data_batch_{number + 1}.bin").write_bytes(b"".join(batch))
+    (folder / "test_batch.bin").write_bytes(b"".join(records["test"]))
+
+
+def _record(row: Any) -> bytes:
+    return bytes([row["label"]]) + _pixels(row["img"]).transpose(2, 0, 1).tobytes()
 
 
 def _write_mnist(splits: Any, folder: Path) -> None:
     for split, name in (("train", "train"), ("test", "t10k")):
         rows = list(splits[split])
-        images = [
-            np.array([0x803, len(rows), 28, 28], ">u4").tobytes(),
-            *(_pixels(row["image"]).tobytes() for row in rows),
-        ]
-        labels = np.array([0x801, len(rows)], ">u4").tobytes() + bytes(row["label"] for row in rows)
-        (folder / f"{name}-images-idx3-ubyte").write_bytes(b"".join(images))
+        header = np.array([0x803, len(rows), 28, 28], ">u4").tobytes()
+        images = header + b"".join(_pixels(row["image"]).tobytes() for row in rows)
+        header = np.array([0x801, len(rows)], ">u4").tobytes()
+        labels = header + bytes(row["label"] for row in rows)
+        (folder / f"{name}-images-idx3-ubyte").write_bytes(images)
         (folder / f"{name}-labels-idx1-ubyte").write_bytes(labels)
 
 

@@ -1,7 +1,6 @@
-"""Images as sequences of pixels: CIFAR-10 in both its layouts, MNIST and Fashion-MNIST as IDX files.
+"""Images as sequences of grey pixels: CIFAR-10, MNIST and Fashion-MNIST.
 
-``tokens`` holds the grey pixels row by row, ``colour`` the images (32, 32, 3) of CIFAR-10. The last training images, in
-the order of the files, are the validation split: a tenth, as in Long Range Arena.
+As in Long Range Arena, the last training images are the validation split.
 """
 
 from typing import Any
@@ -22,13 +21,14 @@ _Bytes = NDArray[np.uint8]
 _Batch = tuple[_Bytes, _Bytes]  # images and labels
 _RECORD = 1 + 3072
 _IMAGES_AT_ONCE = 1024
-_CIFAR = {name: name for name in (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch")}
-_IDX = {f"{split}-{kind}": f"{split}-{kind}" for split in ("train", "t10k") for kind in ("images", "labels")}
+_TRAIN_BATCHES = tuple(f"data_batch_{number}" for number in range(1, 6))
+_IDX = [f"{split}-{kind}" for split in ("train", "t10k") for kind in ("images", "labels")]
 
 
 def prepare(writer: SetWriter, job: Job) -> None:
-    """Read the batches of CIFAR-10, or the IDX files of the other tasks."""
-    (images, labels), test = (_read_cifar if job.task.name == "image" else _read_idx)(job.source)
+    """Read the batches of CIFAR-10, or IDX files."""
+    read = _read_cifar if job.task.name == "image" else _read_idx
+    (images, labels), test = read(job.source)
     validation: int = job.options["validation"]
     border = len(images) - validation
     if border <= 0:
@@ -51,10 +51,11 @@ def _write(writer: SetWriter, split: str, images: _Bytes, labels: _Bytes) -> Non
 
 
 def grey(images: _Bytes) -> _Bytes:
-    """(..., 3) -> (...): 0.2989 R + 0.5870 G + 0.1140 B, rounded as ``tf.image.rgb_to_grayscale`` does it.
+    """(..., 3) -> (...): 0.2989 R + 0.5870 G + 0.1140 B.
 
-    That is floor(255.5 g) for g in [0, 1]; in whole numbers, so that every machine agrees.
+    Rounded as ``tf.image.rgb_to_grayscale``: floor(255.5 g) for g in [0, 1].
     """
+    # Whole numbers, so that every machine agrees.
     weighted = images.astype(np.int64) @ np.array([2989, 5870, 1140])
     return (weighted * 511 // 5_100_000).astype(np.uint8)
 
@@ -62,36 +63,41 @@ def grey(images: _Bytes) -> _Bytes:
 def _read_cifar(source: Source) -> tuple[_Batch, _Batch]:
     """The training and the test images (n, 32, 32, 3)."""
     batches: dict[str, _Batch] = {}
-    for name, file in source.parts(r"(data_batch_[1-5]|test_batch)(\.bin)?", _CIFAR):
-        pixels, labels = (_binary_batch if file.match[2] else read_batch)(file.read(), file.where)
-        batches[name] = pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), labels
-    test = batches.pop("test_batch")
-    images, labels = (np.concatenate([batch[part] for _, batch in sorted(batches.items())]) for part in (0, 1))
-    return (images, labels), test
+    pattern = r"(data_batch_[1-5]|test_batch)(\.bin)?"
+    for name, file in source.parts(pattern, (*_TRAIN_BATCHES, "test_batch")):
+        read = _binary_batch if file.match[2] else read_batch
+        pixels, labels = read(file.read(), file.where)
+        images = pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+        batches[name] = images, labels
+    train = [batches[name] for name in _TRAIN_BATCHES]
+    images, labels = map(np.concatenate, zip(*train, strict=True))
+    return (images, labels), batches["test_batch"]
 
 
 def _binary_batch(data: bytes, where: str) -> _Batch:
     if not data or len(data) % _RECORD:
         whole = len(data) - len(data) % _RECORD
-        fail(where, f"the image at byte {whole} is not of 32 x 32 x 3 pixels: {len(data) - whole} of {_RECORD} bytes")
+        size = f"{len(data) - whole} of {_RECORD} bytes"
+        fail(where, f"the image at byte {whole} is not of 32 x 32 x 3 pixels: {size}")
     records = np.frombuffer(data, np.uint8).reshape(-1, _RECORD)
     _check_labels(records[:, 0], where, 0, _RECORD)
     return records[:, 1:], records[:, 0]
 
 
 def _read_idx(source: Source) -> tuple[_Batch, _Batch]:
-    """The training and the test images (n, 28, 28)."""
     pattern = r"((?:train|t10k)-(images|labels))[-.]idx[13]-ubyte"
     arrays = {name: _idx_array(file) for name, file in source.parts(pattern, _IDX)}
-    train, test = ((arrays[f"{split}-images"], arrays[f"{split}-labels"]) for split in ("train", "t10k"))
-    for split, (images, labels) in (("train", train), ("t10k", test)):
+    batches = []
+    for split in ("train", "t10k"):
+        images, labels = arrays[f"{split}-images"], arrays[f"{split}-labels"]
         if len(images) != len(labels):
             fail(str(source.path), f"{len(images)} images but {len(labels)} labels in the files {split}-*")
-    return train, test
+        batches.append((images, labels))
+    return batches[0], batches[1]
 
 
 def _idx_array(file: SourceFile) -> _Bytes:
-    """Big-endian numbers: a magic one, the sizes; then the bytes."""
+    """Big-endian numbers: a magic one and the sizes; then the bytes."""
     data, where, kind = file.read(), file.where, file.match[2]
     magic, dimensions = (0x803, 3) if kind == "images" else (0x801, 1)
     start = 4 + 4 * dimensions
@@ -113,4 +119,5 @@ def _idx_array(file: SourceFile) -> _Bytes:
 def _check_labels(labels: _Bytes, where: str, start: int, stride: int) -> None:
     wrong = np.flatnonzero(labels > 9)
     if len(wrong):
-        fail(where, f"byte {start + wrong[0] * stride}: the label must be from 0 to 9, got {labels[wrong[0]]}")
+        place, label = start + wrong[0] * stride, labels[wrong[0]]
+        fail(where, f"byte {place}: the label must be from 0 to 9, got {label}")

@@ -1,4 +1,4 @@
-"""What a prepared set holds: counts, lengths, classes, first examples. Does not import torch."""
+"""What a prepared set holds. Does not import torch."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,35 +17,25 @@ _SHOWN_TOKENS = 60
 
 @dataclass(frozen=True)
 class SplitSummary:
-    """One split.
-
-    Attributes:
-        name: the split's.
-        examples: how many; for running text, how many tokens.
-        shortest: the fewest tokens of a sequence; of running text, of a line.
-        mean: the average.
-        longest: the most.
-        histogram: (from, to, how many) of the lengths; both ends belong to the bin.
-        classes: how many examples have each label.
-        first: the first examples, readable.
-    """
+    """One split; lengths are those of sequences, or of lines of running text."""
 
     name: str
-    examples: int
+    examples: int  # tokens of running text
     shortest: int
     mean: float
     longest: int
-    histogram: list[tuple[int, int, int]]
-    classes: list[int]
-    first: list[str]
+    histogram: list[tuple[int, int, int]]  # from, to (included), how many
+    classes: list[int]  # how many examples have each label
+    first: list[str]  # readable
 
 
 def inspect(name: str, *, folder: Path | str | None = None, first: int = 3) -> tuple[Manifest, list[SplitSummary]]:
-    """The manifest of a prepared set and a summary of each of its splits."""
+    """The manifest of a prepared set, and a summary of each split."""
     place, manifest = prepared(name, folder)
     task = find_task(name)
     vocabulary = prepared_vocabulary(place, manifest)
-    return manifest, [_summary(task, Split(place, manifest, split), vocabulary, first) for split in manifest.splits]
+    splits = [Split(place, manifest, split) for split in manifest.splits]
+    return manifest, [_summary(task, split, vocabulary, first) for split in splits]
 
 
 def _summary(task: Task, split: Split, vocabulary: Vocabulary, first: int) -> SplitSummary:
@@ -67,17 +57,19 @@ def _summary(task: Task, split: Split, vocabulary: Vocabulary, first: int) -> Sp
     labels = split["labels"] if "labels" in split else np.zeros(0, np.uint8)
     texts = [_readable(task, row.tolist(), vocabulary) for row in rows]
     if len(labels):
-        texts = [f"{label}: {text}" for label, text in zip(np.repeat(labels[:first], each), texts, strict=True)]
-    low, high, mean = (lengths.min(), lengths.max(), lengths.mean()) if len(lengths) else (0, 0, 0)
+        repeated = np.repeat(labels[:first], each)
+        texts = [f"{label}: {text}" for label, text in zip(repeated, texts, strict=True)]
+    low, high = (int(lengths.min()), int(lengths.max())) if len(lengths) else (0, 0)
     width = -(-(high - low + 1) // _BINS)
-    bins = enumerate(np.bincount((lengths - low) // width))
+    counts = np.bincount((lengths - low) // width).tolist()
+    lows = range(low, high + 1, width)
     return SplitSummary(
         name=split.name,
         examples=len(split),
-        shortest=int(low),
-        mean=float(mean),
-        longest=int(high),
-        histogram=[(int(low + i * width), int(min(low + (i + 1) * width - 1, high)), int(n)) for i, n in bins],
+        shortest=low,
+        mean=float(lengths.mean()) if len(lengths) else 0.0,
+        longest=high,
+        histogram=[(at, min(at + width - 1, high), n) for at, n in zip(lows, counts, strict=False)],
         classes=np.bincount(labels, minlength=task.num_labels).tolist(),
         first=texts,
     )

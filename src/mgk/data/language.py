@@ -1,4 +1,4 @@
-"""Running text for language models: segments to train on, and sliding windows to evaluate on."""
+"""Running text: segments to train on, sliding windows to evaluate on."""
 
 import math
 from collections.abc import Callable
@@ -24,23 +24,16 @@ class Tokens(Protocol):
 
 
 class SegmentDataset(Dataset[dict[str, Tensor]]):
-    """The text cut into contiguous segments of ``length`` tokens; the last one may be shorter.
+    """The text cut into segments of ``length`` tokens; the last may be shorter.
 
-    ``shift_labels[t]`` is the token after ``input_ids[t]``, also across segments. So every token but the first is
-    predicted once, and the last position is trained too, which the sliding window evaluates. ``labels`` repeats
-    ``input_ids`` for models that shift by themselves.
+    ``shift_labels[t]`` is the token after ``input_ids[t]``, also across segments;
+    ``labels`` repeats ``input_ids`` for models that shift by themselves.
     """
 
-    pad_id: None = None  # only the last segment is padded, where causal attention needs no mask
+    pad_id: None = None  # causal attention needs no mask
 
     def __init__(self, tokens: Tokens, length: int, *, vocab_size: int = 0) -> None:
-        """Cut the text.
-
-        Args:
-            tokens: of the text.
-            length: of a segment.
-            vocab_size: to build a model from the data set; optional.
-        """
+        """``vocab_size`` is there to build a model from the data set."""
         if len(tokens) < 2:
             raise UsageError(f"a text of {len(tokens)} tokens has nothing to predict")
         if length < 1:
@@ -52,30 +45,32 @@ class SegmentDataset(Dataset[dict[str, Tensor]]):
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         start = range(len(self))[index] * self.length
-        piece = torch.from_numpy(np.asarray(self.tokens[start : start + self.length + 1]).astype(np.int64))
-        return {"input_ids": piece[:-1], "labels": piece[:-1].clone(), "shift_labels": piece[1:]}
+        tokens = np.asarray(self.tokens[start : start + self.length + 1])
+        piece = torch.from_numpy(tokens.astype(np.int64))
+        inputs, targets = piece[:-1], piece[1:]
+        return {"input_ids": inputs, "labels": inputs.clone(), "shift_labels": targets}
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """The length of every segment."""
+        """Of every segment."""
         lengths = np.full(len(self), self.length)
         lengths[-1] = len(self.tokens) - 1 - (len(self) - 1) * self.length
         return lengths
 
 
 def windows(tokens: Tokens, window: int, first: int, count: int, *, stride: int = 1) -> tuple[Tensor, Tensor]:
-    """Windows ``first`` to ``first + count - 1`` and what they predict, (count, window) each.
+    """``count`` windows from ``first`` on and their targets, (count, window).
 
-    Window i begins at i * stride, the last one at ``window`` tokens before the end. It predicts what no window before
-    it has: its last ``stride`` positions, window 0 all of them. Other targets are -100.
+    Window i begins at i * stride, the last one ``window`` tokens before the end.
+    It predicts what no window before it has; other targets are -100.
     """
     numbers = np.arange(first, first + count)
     starts = np.minimum(numbers * stride, len(tokens) - 1 - window)
     piece = np.asarray(tokens[starts[0] : starts[-1] + window + 1]).astype(np.int64)
     places = (starts - starts[0])[:, None] + np.arange(window)
     inputs, targets = piece[places], piece[places + 1]
-    predicted_before = np.where(numbers == 0, 0, (numbers - 1) * stride + window - starts)
-    targets[np.arange(window) < predicted_before[:, None]] = IGNORE
+    done = np.where(numbers == 0, 0, (numbers - 1) * stride + window - starts)
+    targets[np.arange(window) < done[:, None]] = IGNORE
     return torch.from_numpy(inputs), torch.from_numpy(targets)
 
 
@@ -92,23 +87,13 @@ def sliding_window_loss(
 ) -> tuple[float, int]:
     """The summed negative log-likelihood of all tokens but the first, and their number.
 
-    Windows begin every ``stride`` tokens; each predicts what no window before it has. A stride of 1 is the paper's
-    evaluation: every token after the first window sees exactly ``window`` tokens. A stride of ``window`` cuts the text
-    into segments.
+    Perplexity: exp(sum / count). Windows begin every ``stride`` tokens; each
+    predicts what no window before it has. A stride of 1 is the paper's: every
+    token after the first window sees exactly ``window`` tokens.
 
-    Args:
-        loss: takes inputs and targets (B, W) on the CPU and returns the loss of every position (B, W), for example
-            ``cross_entropy(..., reduction="none")``; where the target is -100 it is ignored.
-        tokens: of the text.
-        window: W, tokens that a prediction sees at most.
-        stride: from 1 to W.
-        batch_size: windows at a time.
-        rank: this process's, when several divide the windows; the results of all ranks are to be added up.
-        world_size: the number of processes.
-        on_step: called with how many windows of how many are done.
-
-    Returns:
-        The sum, and the count; the perplexity is exp(sum / count).
+    ``loss`` takes inputs and targets (B, W) on the CPU and returns that of every
+    position (B, W), ignored where the target is -100. The results of all ranks
+    add up. ``on_step`` gets how many windows of how many are done.
     """
     if len(tokens) < 2:
         raise UsageError(f"a text of {len(tokens)} tokens has nothing to predict")
@@ -120,7 +105,8 @@ def sliding_window_loss(
     total = 1 + math.ceil((len(tokens) - 1 - window) / stride)
     sum_, count = 0.0, 0
     for first in range(rank * batch_size, total, world_size * batch_size):
-        inputs, targets = windows(tokens, window, first, min(batch_size, total - first), stride=stride)
+        number = min(batch_size, total - first)
+        inputs, targets = windows(tokens, window, first, number, stride=stride)
         losses = loss(inputs, targets).detach().to("cpu", torch.float64)
         counts = targets != IGNORE
         sum_ += float(losses[counts].sum())

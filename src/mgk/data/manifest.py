@@ -1,7 +1,7 @@
-"""A prepared set on disk: where it is, its manifest, and its verification. Does not import torch or NumPy.
+"""A prepared set on disk and its verification. Imports neither torch nor NumPy.
 
-``FOLDER/TASK/manifest.json`` names the subfolder that holds the files. Replacing this one file replaces the set, so at
-every moment there is the old one or the new one.
+``FOLDER/TASK/manifest.json`` names the subfolder of the files: replacing it
+replaces the set, so at every moment there is the old one or the new one.
 """
 
 import json
@@ -11,8 +11,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from mgk._util.files import file_hash
 from mgk.data.errors import UsageError, fail
-from mgk.data.sources import Record, file_hash
+from mgk.data.sources import Record
 
 FORMAT = 2
 MANIFEST = "manifest.json"
@@ -29,7 +30,7 @@ class FileSpec:
 
 @dataclass(frozen=True)
 class ArraySpec:
-    """One array of a split: a headerless little-endian file of this type and shape."""
+    """One array of a split: a headerless little-endian file."""
 
     file: str
     dtype: str
@@ -38,35 +39,22 @@ class ArraySpec:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The record of a prepared set, as it is in the file.
-
-    Attributes:
-        task: the task's name.
-        synthetic: whether this is a synthetic sample, never to be reported as the real task.
-        mgk: the version of the library that prepared it.
-        created: UTC, ISO 8601.
-        build: the subfolder of the files.
-        options: those of the preparation, by name.
-        facts: what a model needs to know, such as ``vocab_size`` and ``pad_id``.
-        sources: number and bytes of the files it was made from; ``sources.json`` has the hash of each.
-        splits: the arrays of every split, by name.
-        files: every file in the subfolder.
-    """
+    """The record of a prepared set."""
 
     task: str
-    synthetic: bool
-    mgk: str
-    created: str
-    build: str
+    synthetic: bool  # a sample, never to be reported as the real task
+    mgk: str  # the version that prepared it
+    created: str  # UTC, ISO 8601
+    build: str  # the subfolder of the files
     options: dict[str, Any]
-    facts: dict[str, Any]
-    sources: dict[str, int]
+    facts: dict[str, Any]  # such as vocab_size and pad_id
+    sources: dict[str, int]  # number and bytes of the files it was made from
     splits: dict[str, dict[str, ArraySpec]]
-    files: dict[str, FileSpec]
+    files: dict[str, FileSpec]  # every file in the subfolder
     format: int = FORMAT
 
     def examples(self, split: str) -> int:
-        """How many examples a split has; for running text, how many tokens."""
+        """How many examples a split has; tokens of running text."""
         arrays = self.splits[split]
         return arrays["labels" if "labels" in arrays else "tokens"].shape[0]
 
@@ -76,17 +64,18 @@ class Manifest:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "Manifest":
-        """From JSON data; ``KeyError``, ``TypeError`` or ``AttributeError`` when it is something else."""
-        splits = {
-            split: {name: ArraySpec(spec["file"], spec["dtype"], tuple(spec["shape"])) for name, spec in arrays.items()}
-            for split, arrays in data["splits"].items()
-        }
+        """From JSON data; other data is a Key-, Type- or ``AttributeError``."""
+        splits: dict[str, dict[str, ArraySpec]] = {}
+        for split, arrays in data["splits"].items():
+            for name, spec in arrays.items():
+                array = ArraySpec(**{**spec, "shape": tuple(spec["shape"])})
+                splits.setdefault(split, {})[name] = array
         files = {name: FileSpec(**spec) for name, spec in data["files"].items()}
         return cls(**{**data, "splits": splits, "files": files})
 
 
 def data_folder() -> Path:
-    """The folder of all prepared sets: ``MGK_DATA``, else the platform's folder for application data."""
+    """The folder of all prepared sets: ``MGK_DATA``, else the platform's."""
     if chosen := os.environ.get("MGK_DATA"):
         return Path(chosen)
     try:
@@ -97,7 +86,7 @@ def data_folder() -> Path:
 
 
 def read_manifest(folder: Path) -> Manifest | None:
-    """The manifest of the set in this folder, or None where there is none."""
+    """The manifest of the set in this folder; None where there is none."""
     path = folder / MANIFEST
     try:
         data = json.loads(path.read_bytes())
@@ -120,10 +109,10 @@ def read_record(folder: Path, manifest: Manifest) -> Record:
 
 
 def verify(folder: Path, manifest: Manifest, *, thorough: bool) -> list[str]:
-    """One sentence for every file of the set that is missing or differs from the manifest.
+    """A sentence for every file that is missing or differs from the manifest.
 
-    Without ``thorough`` a file of the right size is hashed only when it is newer than the manifest. Where all hashes
-    are right, as after a copy, the manifest gets a new time, so that the next call is quick.
+    If not ``thorough``, only files newer than the manifest are hashed. If all
+    hashes are right, as after a copy, the manifest gets a new time.
     """
     finished = (folder / MANIFEST).stat().st_mtime_ns
     errors, is_hashed = [], False

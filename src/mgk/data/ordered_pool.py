@@ -15,8 +15,8 @@ Piece = TypeVar("Piece")
 def in_order(work: Callable[[int], Piece], workers: int) -> Generator[Piece]:
     """``work(0)``, ``work(1)``, ... without end; close the iterator to stop.
 
-    One worker is this process. For more, ``work`` must be picklable, and a script needs ``if __name__ == "__main__"``:
-    processes are spawned, because a fork of a process with threads may hang.
+    More than one worker needs a picklable ``work`` and, in a script,
+    ``if __name__ == "__main__"``: a fork of a process with threads may hang.
     """
     if workers == 1:
         yield from map(work, count())
@@ -34,7 +34,7 @@ def in_order(work: Callable[[int], Piece], workers: int) -> Generator[Piece]:
 
 
 def _end_with_the_parent() -> None:
-    """End a worker whose parent was killed: it would wait for work for ever."""
+    """End a worker whose parent was killed; it would wait for ever."""
     parent = multiprocessing.parent_process()
     assert parent is not None
 

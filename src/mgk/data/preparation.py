@@ -1,6 +1,6 @@
-"""Prepares a data set once; a second time with the same options and files there is nothing to do."""
+"""Prepares a data set once; the same files and options need nothing more."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -17,15 +17,7 @@ OnStep = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Job:
-    """One preparation, as the module of a task gets it.
-
-    Attributes:
-        task: the data set.
-        given: its files, or None where it is to be generated.
-        options: every option of the task, by name.
-        workers: processes that may work on it; the result does not depend on them.
-        on_step: called with how many steps of how many are done.
-    """
+    """One preparation; without ``given`` files the set is to be generated."""
 
     task: Task
     given: Source | None
@@ -35,14 +27,14 @@ class Job:
 
     @property
     def source(self) -> Source:
-        """The files of a task that is not generated; ``prepare`` has checked that there are some."""
+        """The files of a task that is not generated."""
         assert self.given is not None
         return self.given
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A set that is ready: its folder, its manifest, and why it was prepared anew, if it was."""
+    """A set that is ready, and why it was prepared anew, if it was."""
 
     folder: Path
     manifest: Manifest
@@ -61,17 +53,9 @@ def prepare(
 ) -> Prepared:
     """Make the set of a task ready in ``out``/``name``.
 
-    Args:
-        name: the task's.
-        source: a folder or archive with its files in their official layout; None generates the set, if it is a
-            generated one, or takes what is prepared already.
-        out: the folder of all sets; the data folder if not given.
-        options: of the task, by name; those not given have their defaults.
-        workers: processes that may generate; the result does not depend on them.
-        on_step: called with how many steps of how many are done.
-
-    Returns:
-        The set.
+    ``source`` is a folder or archive with the official files; without it the set is
+    generated. ``out`` is by default the data folder. The result does not depend on
+    ``workers``; ``on_step`` gets how many steps of how many are done.
     """
     task = find_task(name)
     if source is not None and task.is_synthetic:
@@ -98,12 +82,12 @@ def prepare(
 
 
 def set_folder(name: str, parent: Path | str | None) -> Path:
-    """The folder of a task's set; in the data folder if no parent is given."""
+    """The folder of a task's set; by default in the data folder."""
     return (data_folder() if parent is None else Path(parent)) / name
 
 
 def prepared(name: str, folder: Path | str | None = None) -> tuple[Path, Manifest]:
-    """The folder and manifest of a set that is whole; a synthetic sample is generated when it is not there yet."""
+    """Folder and manifest of a whole set; a synthetic one is generated if absent."""
     task = find_task(name)
     place = set_folder(name, folder)
     manifest = read_manifest(place)
@@ -117,16 +101,20 @@ def prepared(name: str, folder: Path | str | None = None) -> tuple[Path, Manifes
 
 
 def present(name: str, *, out: Path | str | None = None, options: Mapping[str, Any] | None = None) -> Prepared | None:
-    """The set as it is, if it was prepared from files with these options and is whole."""
+    """The set, if it was prepared from files with these options and is whole."""
     task = find_task(name)
     folder = set_folder(name, out)
     manifest, reasons = _state(folder, task, checked_options(task, True, options or {}), None)
-    return None if manifest is None or reasons else Prepared(folder, manifest, False, [])
+    if manifest is None or reasons:
+        return None
+    return Prepared(folder, manifest, False, [])
 
 
 def checked_options(task: Task, has_source: bool, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Every option of the task: as given, checked, or its default."""
-    names = task.source_options if has_source and task.source_options is not None else tuple(task.options)
+    """Every option of the task: as given, or its default."""
+    names: Sequence[str] = tuple(task.options)
+    if has_source and task.source_options is not None:
+        names = task.source_options
     for name, value in given.items():
         if name not in names:
             kind = " read from files" if name in task.options else ""
@@ -142,13 +130,14 @@ def checked_options(task: Task, has_source: bool, given: Mapping[str, Any]) -> d
 def _state(
     folder: Path, task: Task, options: dict[str, Any], files: Source | None
 ) -> tuple[Manifest | None, list[str]]:
-    """The present manifest, if it can be read, and why the set has to be prepared anew."""
+    """The manifest, if it can be read, and why to prepare the set anew."""
     try:
         manifest = read_manifest(folder)
         if manifest is None:
             return None, []
         reasons = verify(folder, manifest, thorough=False)
-        is_other_kind = task.is_generated and bool(manifest.sources["files"]) != (files is not None)
+        was_read = bool(manifest.sources["files"])
+        is_other_kind = task.is_generated and was_read != (files is not None)
         if not reasons and (manifest.options != options or is_other_kind):
             reasons = [f"{folder}: prepared with other options"]
         if not reasons and files is not None:

@@ -1,7 +1,6 @@
-"""Random numbers that are the same on every machine, in every version, for any number of workers.
+"""Random numbers, the same on every machine, for any number of workers.
 
-Integer arithmetic on Philox, a counter-based generator whose raw output NumPy keeps stable between versions. A stream
-is named by a seed and a path of numbers, such as a block or an example, so no two pieces of work share one.
+Integer arithmetic on Philox, whose raw output NumPy keeps stable.
 """
 
 import hashlib
@@ -11,12 +10,12 @@ from numpy.typing import NDArray
 
 
 def permutation(count: int, seed: int, *path: int) -> NDArray[np.int64]:
-    """The numbers below ``count`` in an order that the seed and path determine."""
+    """The numbers below ``count`` in an order given by seed and path."""
     return np.argsort(Stream(seed, *path).bits(count), kind="stable")
 
 
 class Stream:
-    """One stream of bits, read from front to back."""
+    """One stream of bits."""
 
     def __init__(self, seed: int, *path: int) -> None:
         name = ",".join(str(number) for number in (seed, *path)).encode()
@@ -29,5 +28,6 @@ class Stream:
         return words
 
     def below(self, limit: int, count: int) -> NDArray[np.int64]:
-        """The next ``count`` numbers from 0 to ``limit - 1``; the bias is below ``limit`` / 2^32."""
-        return ((self.bits(count) >> np.uint64(32)) * np.uint64(limit) >> np.uint64(32)).astype(np.int64)
+        """The next ``count`` numbers below ``limit``; bias below ``limit`` / 2^32."""
+        high = self.bits(count) >> np.uint64(32)
+        return (high * np.uint64(limit) >> np.uint64(32)).astype(np.int64)

@@ -1,6 +1,6 @@
-"""Retrieval: pairs of papers of the ACL Anthology Network as bytes; label 1: the one cites the other.
+"""Retrieval: pairs of papers of the ACL Anthology Network as bytes; label 1: cited.
 
-``new_aan_pairs.{train,eval,test}.tsv``: label, id1, id2, text1, text2; no header, no quoting.
+``new_aan_pairs.{train,eval,test}.tsv``: label, id1, id2, text1, text2; no quoting.
 """
 
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ def prepare(writer: SetWriter, job: Job) -> None:
 
 
 def _read(source: Source) -> Iterator[Example]:
-    for split, file in source.parts(r"(new_aan_pairs\.(?:train|eval|test)\.tsv)", SPLITS):
+    for name, file in source.parts(r"(new_aan_pairs\.(?:train|eval|test)\.tsv)", SPLITS):
         for line, where in file.lines():
             columns = line.split(b"\t")
             if len(columns) != 5:
@@ -37,4 +37,4 @@ def _read(source: Source) -> Iterator[Example]:
             check_text(line, where)
             if not first or not second:
                 fail(where, "one of the two texts is empty")
-            yield Example(split, (first, second), _LABELS[label])
+            yield Example(SPLITS[name], (first, second), _LABELS[label])

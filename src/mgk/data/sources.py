@@ -1,6 +1,6 @@
-"""Reads the files of a folder or of an archive (.tar.gz, .tar.xz, .zip), one after the other.
+"""Reads the files of a folder or an archive (.tar.gz, .tar.xz, .zip) in turn.
 
-Archives are read, never unpacked: no member, whatever its name, can be written anywhere.
+Archives are never unpacked: no member can be written anywhere.
 """
 
 import gzip
@@ -12,17 +12,19 @@ import stat
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
+from mgk._util.files import file_hash
 from mgk.data.errors import DataError, UsageError, check_text, fail
 
 _CHUNK = 1 << 22
 _ARCHIVES = {".tar.gz": "gz", ".tgz": "gz", ".tar.xz": "xz", ".txz": "xz", ".zip": "zip"}
-_CORRUPTION = (EOFError, zlib.error, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile)
+_CORRUPT_ARCHIVE = (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile)
+_CORRUPTION = (EOFError, zlib.error, lzma.LZMAError, *_CORRUPT_ARCHIVE)
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class Fingerprint:
 
 @dataclass(frozen=True)
 class Record:
-    """What a set was made from: the source, the patterns of its files, and the files that were found."""
+    """What a set was made from; the patterns are those of its files."""
 
     root: str = ""
     patterns: tuple[str, ...] = ()
@@ -45,11 +47,12 @@ class Record:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "Record":
-        """From JSON data; ``KeyError`` or ``TypeError`` when it is something else."""
-        return cls(data["root"], tuple(data["patterns"]), tuple(Fingerprint(**file) for file in data["files"]))
+        """From JSON data; ``KeyError`` or ``TypeError`` if it is something else."""
+        files = tuple(Fingerprint(**file) for file in data["files"])
+        return cls(data["root"], tuple(data["patterns"]), files)
 
     def changes(self, root: Path) -> Iterator[str]:
-        """One sentence for every file that has changed; one with the old size and time is not read."""
+        """A sentence per changed file; one with its old size and time is not read."""
         if str(root) != self.root:
             yield f"{root}: the set was made from {self.root or 'no source'}"
             return
@@ -58,33 +61,26 @@ class Record:
             status = present.pop(file.path, None)
             if status is None:
                 yield f"{file.path}: this source file is gone"
-            elif (status.st_size, status.st_mtime_ns) != (file.bytes, file.mtime_ns) and (
-                file_hash(Path(file.path)) != file.sha256
-            ):
+            elif (status.st_size, status.st_mtime_ns) == (file.bytes, file.mtime_ns):
+                continue
+            elif file_hash(Path(file.path)) != file.sha256:
                 yield f"{file.path}: this source file has changed"
         yield from (f"{path}: this source file is new" for path in present)
 
 
 class SourceFile:
-    """One file; what breaks while it is read is a ``DataError`` with the place.
-
-    Attributes:
-        name: within the source.
-        where: its name for messages.
-        match: of the pattern that it was searched for.
-    """
+    """One file; reading raises a ``DataError`` with the place ``where``."""
 
     def __init__(
         self, where: str, match: re.Match[str], stream: IO[bytes], raw: IO[bytes], on_read: Callable[[int], None]
     ) -> None:
-        """``raw`` is what is read from the disk; ``on_read`` gets its position."""
         self.name, self.where, self.match = match.string, where, match
         self._stream: Any = gzip.GzipFile(fileobj=stream) if self.name.endswith(".gz") else stream
         self._raw, self._on_read, self._hash = raw, on_read, hashlib.sha256()
 
     @property
     def sha256(self) -> str:
-        """Of what has been read so far."""
+        """Of what was read so far."""
         return self._hash.hexdigest()
 
     def read(self, size: int = -1) -> bytes:
@@ -94,7 +90,8 @@ class SourceFile:
         except _CORRUPTION as error:
             raise _corrupt(self.where, self._raw, error) from None
         except OSError as error:
-            fail(self.where, f"cannot be read at byte {self._raw.tell()} ({error.strerror or error})")
+            reason = error.strerror or error
+            fail(self.where, f"cannot be read at byte {self._raw.tell()} ({reason})")
         self._hash.update(data)
         self._on_read(self._raw.tell())
         return data
@@ -105,7 +102,7 @@ class SourceFile:
             yield chunk
 
     def lines(self) -> Iterator[tuple[bytes, str]]:
-        """Each line without its end, split at line feeds only, and its place; an empty file is an error."""
+        """Each line without its end, and its place; an empty file is an error."""
         number = 0
         for piece in line_pieces(self.chunks()):
             for line in piece.split(b"\n")[:-1]:
@@ -115,7 +112,7 @@ class SourceFile:
             fail(self.where, "the file is empty")
 
     def text_pieces(self) -> Iterator[bytes]:
-        """The text in pieces of whole lines, each checked to be UTF-8; an empty file is an error."""
+        """UTF-8 in pieces of whole lines; an empty file is an error."""
         offset = 0
         for piece in line_pieces(self.chunks()):
             check_text(piece, self.where, offset)
@@ -126,10 +123,7 @@ class SourceFile:
 
 
 class Source:
-    """A folder, an archive or a single file that holds a data set in its official layout.
-
-    ``on_step`` is called with how many bytes of how many have been read.
-    """
+    """A folder, archive or file with a data set in its official layout."""
 
     def __init__(self, path: Path, on_step: Callable[[int, int], None] = lambda done, total: None) -> None:
         if not path.exists():
@@ -140,47 +134,49 @@ class Source:
         self._on_step, self._shown = on_step, 0
 
     def files(self, pattern: str) -> Iterator[SourceFile]:
-        """The files whose path, from any folder on, matches the pattern; ".gz" files are decompressed.
-
-        A folder's files come by name, an archive's in its own order. Each is to be read before the next is requested.
-        """
-        self._patterns = [*self._patterns, *{pattern}.difference(self._patterns)]
+        """Files whose path, from any folder on, matches; read each before the next."""
+        if pattern not in self._patterns:
+            self._patterns.append(pattern)
         self._shown = 0
         wanted = _wanted([pattern])
-        kind = None if self.path.is_dir() else _archive_kind(self.path)
-        if kind is None and not self.path.is_dir() and not wanted.fullmatch(self.path.name):
-            raise UsageError(
-                f"the source {str(self.path)!r} is neither a folder, nor an archive (.tar.gz, .tar.xz, .zip), "
-                "nor a file that the task has"
-            )
-        yield from self._from_folder(pattern, wanted) if kind is None else self._from_archive(kind, wanted)
+        is_folder = self.path.is_dir()
+        kind = None if is_folder else _archive_kind(self.path)
+        if kind is not None:
+            yield from self._from_archive(kind, wanted)
+        elif is_folder or wanted.fullmatch(self.path.name):
+            yield from self._from_folder(pattern, wanted)
+        else:
+            kinds = "a folder, nor an archive (.tar.gz, .tar.xz, .zip), nor a file that the task has"
+            raise UsageError(f"the source {str(self.path)!r} is neither {kinds}")
 
-    def parts(self, pattern: str, names: Mapping[str, str]) -> Iterator[tuple[str, SourceFile]]:
-        """One file for each key of ``names``, the pattern's first group, with the value.
+    def parts(self, pattern: str, names: Collection[str]) -> Iterator[tuple[str, SourceFile]]:
+        """A file for each of ``names``, the pattern's first group; all must be there.
 
-        The same file in a second place is skipped; another one of that name, or none, is an error.
+        A second file of a name must be the same.
         """
         found: dict[str, SourceFile] = {}
         for file in self.files(pattern):
             first = found.setdefault(file.match[1], file)
             if first is file:
-                yield names[file.match[1]], file
+                yield file.match[1], file
                 continue
             for _ in file.chunks():
                 pass
             if file.sha256 != first.sha256:
-                fail(file.where, f"this is not the same as {first.name}: give the folder of one of them as the source")
+                advice = "give the folder of one of them as the source"
+                fail(file.where, f"this is not the same as {first.name}: {advice}")
         missing = [name for name in names if name not in found]
         if missing:
             fail(str(self.path), f"{', '.join(missing)} not found")
 
     def record(self) -> Record:
-        """Size, time and hash of every file that was read, or of the archive that held them."""
+        """What was read: the files, or the archive that held them."""
         prints = []
         for path, status in self._opened.items():
-            prints.append(Fingerprint(str(path), status.st_size, status.st_mtime_ns, file_hash(path)))
+            size, time = status.st_size, status.st_mtime_ns
+            prints.append(Fingerprint(str(path), size, time, file_hash(path)))
             now = path.stat()
-            if (now.st_size, now.st_mtime_ns) != (status.st_size, status.st_mtime_ns):
+            if (now.st_size, now.st_mtime_ns) != (size, time):
                 fail(str(path), "this source file was changed while it was read; run the command again")
         return Record(str(self.path), tuple(self._patterns), tuple(prints))
 
@@ -188,7 +184,8 @@ class Source:
         paths = sorted(source_files(self.path, [pattern]))
         total, done = sum(path.stat().st_size for path in paths), 0
         for path in paths:
-            match = wanted.fullmatch(path.name if path == self.path else path.relative_to(self.path).as_posix())
+            name = path.name if path == self.path else path.relative_to(self.path).as_posix()
+            match = wanted.fullmatch(name)
             assert match is not None
             status = self._opened.setdefault(path, path.stat())
             if not stat.S_ISREG(status.st_mode):
@@ -202,9 +199,11 @@ class Source:
         count = partial(self._count, 0, status.st_size)
         with self.path.open("rb") as raw:
             try:
-                for name, stream in _zip_members(raw) if kind == "zip" else _tar_members(raw, kind):
+                members = _zip_members(raw) if kind == "zip" else _tar_members(raw, kind)
+                for name, stream in members:
                     match = wanted.fullmatch(name)
-                    if match is not None and not name.startswith("/") and ".." not in name.split("/"):
+                    is_inside = not name.startswith("/") and ".." not in name.split("/")
+                    if match is not None and is_inside:
                         yield SourceFile(f"{self.path}, member {name}", match, stream, raw, count)
             except (*_CORRUPTION, OSError, NotImplementedError, RuntimeError) as error:
                 raise _corrupt(str(self.path), raw, error) from None
@@ -227,13 +226,13 @@ def line_pieces(chunks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def source_files(root: Path, patterns: Iterable[str]) -> Iterator[Path]:
-    """The files of a folder that match one of the patterns, in no order; of a file or archive, itself."""
+    """The files of a folder that match a pattern, in no order; of a file, itself."""
     if not root.is_dir():
         yield from [root] if root.exists() else []
         return
     wanted = _wanted(patterns)
     for inner, _, names in os.walk(root, onerror=_raise):
-        before = "" if inner == str(root) else Path(inner).relative_to(root).as_posix() + "/"
+        before = "" if inner == str(root) else f"{Path(inner).relative_to(root).as_posix()}/"
         yield from (Path(inner, name) for name in names if wanted.fullmatch(before + name))
 
 
@@ -245,37 +244,33 @@ def _wanted(patterns: Iterable[str]) -> re.Pattern[str]:
     return re.compile(rf"(?:.*/)?(?:{'|'.join(patterns)})(?:\.gz)?")
 
 
-def file_hash(path: Path) -> str:
-    """The SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _corrupt(where: str, raw: IO[bytes], error: Exception) -> DataError:
-    return DataError(f"{where}: corrupt or truncated at byte {raw.tell()} ({str(error).rstrip('.')})")
+    reason = str(error).rstrip(".")
+    return DataError(f"{where}: corrupt or truncated at byte {raw.tell()} ({reason})")
 
 
 def _archive_kind(path: Path) -> str | None:
-    """By the name, as a corrupt archive may lack its signature; lra_release.gz by its content."""
+    """By the name, as a corrupt one may lack its signature; "x.gz" by content."""
     for ending, kind in _ARCHIVES.items():
         if path.name.lower().endswith(ending):
             return kind
     try:
         with gzip.open(path) as file:
-            return "gz" if path.suffix == ".gz" and file.read(512)[257:262] == b"ustar" else None
+            is_tar = file.read(512)[257:262] == b"ustar"
+            return "gz" if path.suffix == ".gz" and is_tar else None
     except (OSError, EOFError, zlib.error):
         return None
 
 
 def _tar_members(raw: IO[bytes], kind: str) -> Iterator[tuple[str, IO[bytes]]]:
-    layer = gzip.GzipFile(fileobj=raw) if kind == "gz" else lzma.LZMAFile(raw)  # noqa: SIM115  raw is closed
-    # "r|": from front to back without a step back, which would decompress everything anew.
+    layer: Any = gzip.GzipFile(fileobj=raw) if kind == "gz" else lzma.LZMAFile(raw)  # noqa: SIM115
+    # "r|": a step back would decompress everything anew.
     with tarfile.open(fileobj=layer, mode="r|") as archive:
         for member in archive:
             content = archive.extractfile(member) if member.isfile() else None
             if content is not None:
                 yield member.name.removeprefix("./"), content
-    while layer.read(_CHUNK):  # truncation shows only at the end of the compressed stream
+    while layer.read(_CHUNK):  # truncation shows only at the end
         pass
 
 

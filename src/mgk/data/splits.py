@@ -1,4 +1,4 @@
-"""The arrays of one prepared split, mapped into memory on first use. Does not import torch."""
+"""The arrays of a prepared split, mapped into memory. Does not import torch."""
 
 from pathlib import Path
 from typing import Any
@@ -11,12 +11,14 @@ from mgk.data.manifest import Manifest
 
 
 class Split:
-    """One split of a prepared set. Cheap to pickle: each worker of a ``DataLoader`` maps the files itself."""
+    """One split, cheap to pickle: each worker maps the files itself."""
 
     def __init__(self, folder: Path, manifest: Manifest, name: str) -> None:
         if name not in manifest.splits:
-            hint = "; LRA uses 'test', or prepare it with a 'validation' option" if name == "validation" else ""
-            raise UsageError(f"{manifest.task} has no split {name!r}, only {', '.join(manifest.splits)}{hint}")
+            there = ", ".join(manifest.splits)
+            if name == "validation":
+                there += "; LRA uses 'test', or prepare it with a 'validation' option"
+            raise UsageError(f"{manifest.task} has no split {name!r}, only {there}")
         self.folder, self.manifest, self.name = folder, manifest, name
         self._open: dict[str, NDArray[Any]] = {}
 
@@ -41,7 +43,7 @@ class Split:
 
 
 class MappedTokens:
-    """The tokens of running text. As cheap to pickle as its split, where an array would be copied."""
+    """The tokens of running text, as cheap to pickle as the split."""
 
     def __init__(self, split: Split) -> None:
         self._split = split

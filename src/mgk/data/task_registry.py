@@ -1,4 +1,4 @@
-"""The task registry: every data set, read from ``tasks.toml``. Does not import torch or NumPy."""
+"""The task registry, ``tasks.toml``. Imports neither torch nor NumPy."""
 
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -19,22 +19,15 @@ class Task:
     """One data set.
 
     Attributes:
-        name: on the command line.
-        title: one line for people.
-        kind: of an example: a labelled sequence, a labelled pair of them, an image, or running text.
-        module: the module of ``mgk.data`` whose ``prepare`` reads or generates it.
-        layout: what to fetch; an archive's folder serves as well.
-        url: where from.
-        licence: of the data.
+        module: of ``mgk.data``; its ``prepare`` reads or generates the set.
+        layout: what to fetch from ``url``.
         size: of the download, or of the prepared set where there is none.
-        max_length: tokens an example keeps, as in the paper's settings.
-        num_labels: how many classes; 0 for running text.
+        max_length: tokens an example keeps, as in the paper.
+        num_labels: 0 for running text.
         options: of the preparation, with their defaults.
-        source_options: those that apply when files are read instead of generated; None for all.
-        hub: name and configuration at the Hugging Face hub; empty where it is not there.
-        hub_files: the official files, where the hub has them as they are.
-        is_generated: whether it needs no source.
-        is_synthetic: whether it is a synthetic sample.
+        source_options: those that apply to files; None for all.
+        hub: name and configuration at the Hugging Face hub, if it is there.
+        hub_files: the official files, if the hub has them.
     """
 
     name: str
@@ -55,10 +48,11 @@ class Task:
     is_synthetic: bool = False
 
     def how_to_get(self) -> str:
-        """One sentence: what to fetch, from where, and the command to run then."""
+        """What to fetch, from where, and the command to run then."""
+        command = f"run: mgk data prepare {self.name}"
         if self.is_generated:
-            return f"run: mgk data prepare {self.name}"
-        return f"fetch {self.layout} from {self.url}, then run: mgk data prepare {self.name} --source PATH"
+            return command
+        return f"fetch {self.layout} from {self.url}, then {command} --source PATH"
 
 
 def _synthetic(task: Task) -> Task:
@@ -80,10 +74,12 @@ def _synthetic(task: Task) -> Task:
     )
 
 
-_TABLES = tomllib.loads(resources.files("mgk.data").joinpath("tasks.toml").read_text(encoding="utf-8"))
+_FILE = resources.files("mgk.data") / "tasks.toml"
+_TABLES = tomllib.loads(_FILE.read_text(encoding="utf-8"))
 _REAL = [Task(**{"name": name, "module": name, **table}) for name, table in _TABLES.items()]
+_SYNTHETIC = [_synthetic(task) for task in _REAL]
 
-TASKS: Mapping[str, Task] = {task.name: task for task in (*_REAL, *map(_synthetic, _REAL))}
+TASKS: Mapping[str, Task] = {task.name: task for task in _REAL + _SYNTHETIC}
 
 
 def find_task(name: str) -> Task:

@@ -1,7 +1,7 @@
 """Text: IMDb reviews (Maas 2011) as bytes; label 1 is positive.
 
-Long Range Arena trains on all 25,000 training reviews and evaluates on the test reviews while it trains;
-``validation`` holds some training reviews out instead, half of each label.
+Long Range Arena has no validation split and evaluates on the test reviews;
+``validation`` holds out training reviews instead, half of each label.
 """
 
 from typing import Any
@@ -21,27 +21,30 @@ _Key = tuple[str, int, int]
 def prepare(writer: SetWriter, job: Job) -> None:
     """Read the official folder or archive."""
     reviews = _read(job.source)
-    held_out = _held_out([key for key in reviews if key[0] == "train"], job.options["validation"], job.options["seed"])
+    train = [key for key in reviews if key[0] == "train"]
+    held_out = _held_out(train, job.options["validation"], job.options["seed"])
     writer.facts.update(BYTES)
     writer.append_examples(
-        Example("validation" if key in held_out else key[0], (data,), key[1]) for key, data in reviews.items()
+        Example("validation" if key in held_out else key[0], (text,), key[1]) for key, text in reviews.items()
     )
 
 
 def _read(source: Source) -> dict[_Key, bytes]:
-    """The reviews by split, label and number: an order that does not depend on that of an archive."""
+    """The reviews in order of split, label and number."""
     reviews: dict[_Key, bytes] = {}
     for file in source.files(r"(train|test)/(pos|neg)/(\d+)_(\d+)\.txt"):
         split, sign, number, rating = file.match.groups()
         label = int(sign == "pos")
-        if not (7 <= int(rating) <= 10 if label else 1 <= int(rating) <= 4):
+        lowest, highest = (7, 10) if label else (1, 4)
+        if not lowest <= int(rating) <= highest:
             fail(file.where, f"a rating of {rating} is out of range for a review in {sign!r}")
         data = file.read()
         check_text(data, file.where)
         if not data:
             fail(file.where, "the review is empty")
         if reviews.setdefault((split, label, int(number)), data) != data:
-            fail(file.where, f"a second review of the number {number}; give the folder of one of them as the source")
+            advice = "give the folder of one of them as the source"
+            fail(file.where, f"a second review of the number {number}; {advice}")
     for split in ("train", "test"):
         for label, sign in enumerate(("neg", "pos")):
             if not any(key[:2] == (split, label) for key in reviews):

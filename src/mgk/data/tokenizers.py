@@ -1,7 +1,4 @@
-"""Fast tokenizers with the ids of the prepared data sets, to be saved beside a model for ``AutoTokenizer``.
-
-Special tokens inside a text, such as ``<pad>``, are text like any other.
-"""
+"""Fast tokenizers with the ids of the prepared data sets, for ``AutoTokenizer``."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +10,8 @@ try:
     from transformers import PreTrainedTokenizerFast
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 except ModuleNotFoundError as error:
-    raise ImportError("tokenizers need Hugging Face transformers: pip install 'mgk[train]'", name=error.name) from None
+    message = "tokenizers need Hugging Face transformers: pip install 'mgk[train]'"
+    raise ImportError(message, name=error.name) from None
 
 from mgk.data import listops
 from mgk.data.preparation import prepared
@@ -31,8 +29,8 @@ def byte_tokenizer(*, shift: int = BYTES["shift"], model_max_length: int | None 
     """Bytes of UTF-8: id = byte + ``shift``; any text comes back exactly.
 
     Args:
-        shift: 1 leaves the id 0 to ``<pad>``, as in LRA's text and retrieval; 0 has no padding, for language models.
-        model_max_length: where ``truncation=True`` cuts; None for no limit.
+        shift: 1 leaves the id 0 to ``<pad>``, as in LRA; 0 for language models.
+        model_max_length: Where ``truncation=True`` cuts; None: no limit.
     """
     if shift not in (0, 1):
         raise ValueError(f"shift must be 0 or 1, got {shift!r}")
@@ -42,20 +40,22 @@ def byte_tokenizer(*, shift: int = BYTES["shift"], model_max_length: int | None 
     tokenizer = Tokenizer(algorithms.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    return _fast(tokenizer, model_max_length, **({"pad_token": PAD} if shift else {"padding_side": "left"}))
+    padding = {"pad_token": PAD} if shift else {"padding_side": "left"}
+    return _fast(tokenizer, model_max_length, **padding)
 
 
 def listops_tokenizer(*, model_max_length: int | None = None) -> PreTrainedTokenizerFast:
-    """Symbols of ListOps between spaces, ``[MAX 2 9 ]``; parentheses, as the official files have them, are dropped."""
-    tokenizer = Tokenizer(algorithms.WordLevel({token: number for number, token in enumerate(listops.VOCABULARY)}))
+    """Symbols of ListOps between spaces, ``[MAX 2 9 ]``; parentheses are dropped."""
+    ids = {token: number for number, token in enumerate(listops.VOCABULARY)}
+    tokenizer = Tokenizer(algorithms.WordLevel(ids))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(f"[{_SPACES}()]+"), "removed")
     return _fast(tokenizer, model_max_length, pad_token=PAD)
 
 
 def word_tokenizer(vocabulary: Sequence[str], *, model_max_length: int | None = None) -> PreTrainedTokenizerFast:
-    """Words between spaces: id = index in ``vocabulary``; a line end is ``<eos>``, an unknown word ``<unk>``.
+    """Words between spaces: id = index in ``vocabulary``; a line end is ``<eos>``.
 
-    Batches are padded on the left with ``<eos>``, which the attention mask hides.
+    Other words are ``<unk>``. Batches are padded on the left with ``<eos>``.
     """
     ids = {word: number for number, word in enumerate(vocabulary)}
     if len(ids) < len(vocabulary):
@@ -67,7 +67,8 @@ def word_tokenizer(vocabulary: Sequence[str], *, model_max_length: int | None = 
     tokenizer = Tokenizer(algorithms.WordLevel(ids, unk_token=unknown))
     tokenizer.normalizer = normalizers.Replace("\n", f" {end} ")
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(f"[{_SPACES}]+"), "removed")
-    return _fast(tokenizer, model_max_length, unk_token=unknown, eos_token=end, pad_token=end, padding_side="left")
+    special = {"unk_token": unknown, "eos_token": end, "pad_token": end}
+    return _fast(tokenizer, model_max_length, padding_side="left", **special)
 
 
 def tokenizer_for(
@@ -76,9 +77,9 @@ def tokenizer_for(
     """The tokenizer of a prepared task; None for images.
 
     Args:
-        task: its name.
-        folder: the folder of all data sets; None: the default data folder.
-        model_max_length: where ``truncation=True`` cuts; None: the paper's length.
+        task: Its name.
+        folder: Of all data sets; None: the default.
+        model_max_length: Where ``truncation=True`` cuts; None: the paper's.
     """
     kind = find_task(task)
     if kind.kind == "image":
@@ -88,7 +89,8 @@ def tokenizer_for(
     if "vocabulary" in manifest.facts:
         return listops_tokenizer(model_max_length=length)
     if manifest.facts.get("unit") == "word":
-        words = (place / manifest.build / VOCABULARY_FILE).read_bytes().decode().removesuffix("\n").split("\n")
+        text = (place / manifest.build / VOCABULARY_FILE).read_bytes().decode()
+        words = text.removesuffix("\n").split("\n")
         return word_tokenizer(words, model_max_length=length)
     return byte_tokenizer(shift=manifest.facts["shift"], model_max_length=length)
 

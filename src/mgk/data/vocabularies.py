@@ -20,13 +20,11 @@ class Vocabulary:
     """The ids of a task.
 
     Attributes:
-        unit: what an id stands for: a symbol of ListOps, a byte, a grey pixel, or a word.
-        size: how many ids there are, special ones included.
         tokens: the symbol or word of every id; None for bytes and pixels.
-        shift: of a byte, as its id is byte + shift.
-        pad_id: the id that pads rows of different lengths; None where rows have one length.
-        eos_id: the id after every line of running text in words.
-        unk_id: the id of words that the training text does not have.
+        shift: the id of a byte is byte + shift.
+        pad_id: None where all rows have one length.
+        eos_id: comes after every line of running text in words.
+        unk_id: stands for words that the training text does not have.
     """
 
     unit: Unit
@@ -39,31 +37,24 @@ class Vocabulary:
 
 
 def vocabulary(name: str, *, folder: Path | str | None = None) -> Vocabulary:
-    """The ids of a task.
-
-    Args:
-        name: the task's.
-        folder: the folder of all sets; the data folder if not given. Only running text needs to be prepared there.
-
-    Returns:
-        The vocabulary.
-    """
+    """The ids of a task; only running text needs to be prepared in ``folder``."""
     task = find_task(name)
     if task.kind == "language":
         return prepared_vocabulary(*prepared(name, folder))
     if task.kind == "image":
         return _from_facts(PIXELS)
-    return _from_facts(listops.FACTS if task.name.removeprefix(SYNTHETIC) == "listops" else BYTES)
+    is_listops = name.removeprefix(SYNTHETIC) == "listops"
+    return _from_facts(listops.FACTS if is_listops else BYTES)
 
 
 def prepared_vocabulary(folder: Path, manifest: Manifest) -> Vocabulary:
     """The ids of a prepared set."""
     if VOCABULARY_FILE not in manifest.files:
         return _from_facts(manifest.facts)
-    words = (folder / manifest.build / VOCABULARY_FILE).read_text(encoding="utf-8").split("\n")[:-1]
-    return Vocabulary(
-        "word", len(words), tuple(words), eos_id=words.index(EOS.decode()), unk_id=words.index(UNKNOWN.decode())
-    )
+    path = folder / manifest.build / VOCABULARY_FILE
+    words = path.read_text(encoding="utf-8").split("\n")[:-1]
+    eos_id, unk_id = words.index(EOS.decode()), words.index(UNKNOWN.decode())
+    return Vocabulary("word", len(words), tuple(words), eos_id=eos_id, unk_id=unk_id)
 
 
 def _from_facts(facts: dict[str, Any]) -> Vocabulary:

@@ -1,7 +1,7 @@
-"""Turns running text of any size into word ids, with the vocabulary of its training part.
+"""Running text of any size as word ids, by the vocabulary of its training part.
 
-Words get provisional ids as they appear; at the end these are mapped to the final ones, sorted by frequency as an
-adaptive softmax needs them. So the text is read once, and only a piece of it is in memory at a time.
+Words get provisional ids as they appear, at the end final ones by frequency, as an
+adaptive softmax needs them: the text is read once, in pieces.
 """
 
 from collections.abc import Iterable
@@ -27,7 +27,7 @@ class _Table(dict[bytes, int]):
 
 
 class WordEncoder:
-    """Takes the text of the splits in any order, then writes their ids and the vocabulary."""
+    """Takes the text of the splits in any order, then writes ids and vocabulary."""
 
     def __init__(self, writer: SetWriter) -> None:
         self._writer = writer
@@ -36,7 +36,7 @@ class WordEncoder:
         self._counts = np.zeros(0, np.int64)
 
     def add(self, split: str, pieces: Iterable[bytes]) -> None:
-        """Add to the text of a split, in pieces that end with a line; every line ends with ``<eos>``."""
+        """Add pieces of whole lines to a split; every line ends with ``<eos>``."""
         path = self._writer.folder / f"{split}.scratch"
         if split not in self._scratch:
             with named_errors(path):
@@ -52,15 +52,16 @@ class WordEncoder:
                 self._counts = counts
 
     def finish(self) -> None:
-        """Write all splits with their final ids, and the vocabulary: ``<eos>``, then by falling frequency."""
+        """Write final ids and vocabulary: ``<eos>``, then by falling frequency."""
         words = list(self._table)
         counts = np.zeros(len(words), np.int64)
         counts[: len(self._counts)] = self._counts
-        seen = [place for place in np.flatnonzero(counts).tolist() if words[place] != EOS]
+        seen = [place for place in counts.nonzero()[0].tolist() if place != 0]
         order = [0, *sorted(seen, key=lambda place: (-counts[place], words[place]))]
-        if counts[1] == 0:  # the other splits may have words that the training text does not have
+        if counts[1] == 0:  # other splits may have unknown words
             order.append(1)
-        final = np.full(len(words), order.index(1), np.uint16 if len(order) <= 1 << 16 else np.int32)
+        dtype = np.uint16 if len(order) <= 1 << 16 else np.int32
+        final = np.full(len(words), order.index(1), dtype)
         final[order] = np.arange(len(order))
         for split, file in self._scratch.items():
             with named_errors(Path(file.name)):

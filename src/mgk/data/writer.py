@@ -1,4 +1,4 @@
-"""Writes a prepared set: arrays into a subfolder first, then the manifest that publishes them."""
+"""Writes a prepared set: arrays first, then the manifest that publishes them."""
 
 import hashlib
 import json
@@ -38,8 +38,6 @@ class Example(NamedTuple):
 
 
 class _OpenArray:
-    """One array that grows at its end."""
-
     def __init__(self, path: Path, rows: NDArray[Any]) -> None:
         self.path, self.dtype, self.row_shape = path, rows.dtype.newbyteorder("<"), rows.shape[1:]
         self.length = self.bytes = 0
@@ -57,7 +55,7 @@ class _OpenArray:
 
 
 class SetWriter:
-    """Takes the arrays of a set piece by piece; ``writing`` publishes them at the end."""
+    """Takes the arrays of a set piece by piece."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -75,10 +73,7 @@ class SetWriter:
             self._arrays[split, name].append(rows)
 
     def append_examples(self, examples: Iterable[Example]) -> None:
-        """Add labelled sequences, in pieces of a size that is quick to write.
-
-        ``tokens`` gets the ids of all sequences, ``offsets`` where each one ends, ``labels`` one label an example.
-        """
+        """Add labelled sequences: ``tokens`` of all, ``offsets`` of their ends, ``labels``."""
         waiting: dict[str, list[Example]] = {}
         for example in examples:
             rows = waiting.setdefault(example.split, [])
@@ -94,7 +89,8 @@ class SetWriter:
         if (split, "offsets") not in self._arrays:
             self.append(split, "offsets", np.zeros(1, np.int64))
         tokens = self._arrays.get((split, "tokens"))
-        ends = np.cumsum([len(sequence) for sequence in sequences]) + (tokens.length if tokens else 0)
+        before = tokens.length if tokens else 0
+        ends = np.cumsum([len(sequence) for sequence in sequences]) + before
         self.append(split, "tokens", np.frombuffer(b"".join(sequences), np.uint8))
         self.append(split, "offsets", ends)
         self.append(split, "labels", np.array([row.label for row in rows], np.uint8))
@@ -108,7 +104,7 @@ class SetWriter:
         self._files[name] = FileSpec(len(data), hashlib.sha256(data).hexdigest())
 
     def close(self) -> None:
-        """Close the files after a failure, which may be a full disk that does not take the last buffer."""
+        """Close the files after a failure, which may be a full disk."""
         for array in self._arrays.values():
             with suppress(OSError):
                 array.file.close()
@@ -117,22 +113,20 @@ class SetWriter:
         """Make everything durable; the arrays of the splits, and all files."""
         splits: dict[str, dict[str, ArraySpec]] = {}
         order = {"train": 0, "validation": 1, "test": 2}
-        for (split, name), array in sorted(self._arrays.items(), key=lambda item: order[item[0][0]]):
+        arrays = sorted(self._arrays.items(), key=lambda item: order[item[0][0]])
+        for (split, name), array in arrays:
             with named_errors(array.path):
                 array.file.close()
                 sync(array.path)
-            file = array.path.name
-            splits.setdefault(split, {})[name] = ArraySpec(file, array.dtype.str, (array.length, *array.row_shape))
+            file, shape = array.path.name, (array.length, *array.row_shape)
+            splits.setdefault(split, {})[name] = ArraySpec(file, array.dtype.str, shape)
             self._files[file] = FileSpec(array.bytes, array.hash.hexdigest())
         return splits, self._files
 
 
 @contextmanager
 def writing(folder: Path, task: str, options: dict[str, Any], *, synthetic: bool) -> Iterator[SetWriter]:
-    """Write the set of a task into ``folder``; on leaving without an error it replaces an older one.
-
-    Whatever stops it before that, a signal or a full disk, leaves the older set as it was.
-    """
+    """Write a set; without an error it replaces an older one, else leaves it."""
     with named_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         _remove_stale(folder)
@@ -141,27 +135,28 @@ def writing(folder: Path, task: str, options: dict[str, Any], *, synthetic: bool
     try:
         yield writer
         with named_errors(folder):
-            _publish(folder, task, options, synthetic, writer)
+            _publish(writer, folder, task=task, synthetic=synthetic, options=options)
     finally:
         writer.close()
         shutil.rmtree(building, ignore_errors=True)
 
 
-def _publish(folder: Path, task: str, options: dict[str, Any], synthetic: bool, writer: SetWriter) -> None:
+def _publish(writer: SetWriter, folder: Path, **fields: Any) -> None:
     old = _build_of(folder)
-    writer.add_file(SOURCES, (json.dumps(asdict(writer.record), indent=1) + "\n").encode())
+    record = json.dumps(asdict(writer.record), indent=1) + "\n"
+    writer.add_file(SOURCES, record.encode())
     splits, files = writer.finish()
-    # Named after the content: two processes that prepare the same set at once agree on it.
-    build = hashlib.sha256(json.dumps({n: f.sha256 for n, f in sorted(files.items())}).encode()).hexdigest()[:16]
+    # Named after the content: processes that prepare the same set agree on it.
+    hashes = json.dumps({name: spec.sha256 for name, spec in sorted(files.items())})
+    build = hashlib.sha256(hashes.encode()).hexdigest()[:16]
+    sources = writer.record.files
     manifest = Manifest(
-        task=task,
-        synthetic=synthetic,
+        **fields,
         mgk=__version__,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         build=build,
-        options=options,
         facts=writer.facts,
-        sources={"files": len(writer.record.files), "bytes": sum(file.bytes for file in writer.record.files)},
+        sources={"files": len(sources), "bytes": sum(file.bytes for file in sources)},
         splits=splits,
         files=files,
     )
@@ -172,8 +167,8 @@ def _publish(folder: Path, task: str, options: dict[str, Any], synthetic: bool, 
 
 
 def _place(building: Path, target: Path, files: dict[str, FileSpec]) -> None:
-    """Give the finished folder its name; where that exists, move the files into it."""
-    building.chmod(0o777 & ~umask())  # mkdtemp makes folders that only their owner reads
+    """Name the finished folder; where the name exists, move the files there."""
+    building.chmod(0o777 & ~umask())  # mkdtemp gives it to the owner alone
     try:
         os.rename(building, target)
     except OSError:
@@ -190,23 +185,28 @@ def _build_of(folder: Path) -> str | None:
         manifest = read_manifest(folder)
     except DataError:  # it is about to be replaced
         return None
-    return None if manifest is None or not _BUILD.fullmatch(manifest.build) else manifest.build
+    if manifest is None or not _BUILD.fullmatch(manifest.build):
+        return None
+    return manifest.build
 
 
 def _remove_stale(folder: Path) -> None:
-    """Remove what killed processes left behind: folders where nothing was written for an hour."""
+    """Remove what killed processes left: folders not written for an hour."""
     present, oldest = _build_of(folder), time.time() - _STALE_SECONDS
     for path in folder.iterdir():
-        is_ours = path.name.startswith(_UNFINISHED) or (_BUILD.fullmatch(path.name) and path.name != present)
-        with suppress(FileNotFoundError):  # another process is just removing it
-            if is_ours and max(p.stat().st_mtime for p in (path, *path.iterdir())) < oldest:
+        is_old = bool(_BUILD.fullmatch(path.name)) and path.name != present
+        if not is_old and not path.name.startswith(_UNFINISHED):
+            continue
+        with suppress(FileNotFoundError):  # another process removes it
+            if max(p.stat().st_mtime for p in (path, *path.iterdir())) < oldest:
                 shutil.rmtree(path, ignore_errors=True)
 
 
 @contextmanager
 def named_errors(place: Path) -> Iterator[None]:
-    """An error of the operating system becomes a ``DataError`` with the place that could not be written."""
+    """An ``OSError`` becomes a ``DataError`` with the place."""
     try:
         yield
     except OSError as error:
-        raise DataError(f"cannot write {str(error.filename or place)!r}: {error.strerror or error}") from None
+        path, reason = str(error.filename or place), error.strerror or error
+        raise DataError(f"cannot write {path!r}: {reason}") from None

@@ -1,34 +1,22 @@
-"""What follows from the records of a folder: tables, figures and verdicts, read back and written. Free of torch."""
+"""Tables, figures and verdicts of a folder of results, made when they are asked for. Does not import torch."""
 
-import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
+from mgk._util.files import write_file
+from mgk._util.json_codec import compact_json
 from mgk.experiments.evidence.claims import verdicts_json
 from mgk.experiments.evidence.effects import ExperimentResults
-from mgk.experiments.model_analysis import ModelAnalysis
 from mgk.experiments.render.bench_tables import BENCH, Bench, read_bench
 from mgk.experiments.render.figures import Figure, make_figure
 from mgk.experiments.render.tables import Table, make_table, markdown
-from mgk.experiments.reproduce.registry import EXPERIMENTS, Experiment
-from mgk.experiments.result_store import (
-    FIGURES,
-    TABLES,
-    ResultStore,
-    TrialResult,
-    compact_json,
-    write_bytes,
-    write_text,
-)
-from mgk.experiments.trials import Trial, changes
-from mgk.training.errors import TrainingError
-from mgk.training.recipe import PRESETS
-from mgk.training.run_dir import RECIPE
-from mgk.training.run_summary import SUMMARY
+from mgk.experiments.reproduce.registry import EXPERIMENTS, Experiment, make_trial
+from mgk.experiments.result_store import FIGURES, TABLES, ResultStore, TrialResult
+from mgk.experiments.trials import changes
 
 CLAIMS = "claims.json"
-_INSIDE = "inside"
 
 
 @dataclass(frozen=True)
@@ -36,101 +24,78 @@ class Outputs:
     """All that a page is made of, at a preset.
 
     Attributes:
-        results: the records and the analyses of models, by task, model and seed.
-        records: the records.
-        tables: by experiment, those that something was measured for.
-        figures: likewise.
-        others: records of no experiment, of a folder of runs.
-        bench: the files of the benchmarks, by name.
+        others: results of no experiment, of a folder of runs.
     """
 
     results: ExperimentResults
-    records: tuple[TrialResult, ...]
-    tables: dict[str, Table]
-    figures: dict[str, Figure]
+    records: tuple[TrialResult, ...] = ()
     others: tuple[TrialResult, ...] = ()
-    bench: Bench = field(default_factory=dict)
+    folder: Path | None = None
+
+    @cached_property
+    def tables(self) -> dict[str, Table]:
+        """By experiment, those that something was measured for."""
+        made = {item.id: make_table(item, self.results) for item in EXPERIMENTS.values() if item.kind == "table"}
+        return {name: table for name, table in made.items() if table is not None}
+
+    @cached_property
+    def figures(self) -> dict[str, Figure]:
+        """By experiment, those that something was measured for, or that are computed by formula."""
+        made = {item.id: make_figure(item, self.results) for item in EXPERIMENTS.values() if item.kind != "table"}
+        return {name: figure for name, figure in made.items() if figure is not None}
+
+    @cached_property
+    def bench(self) -> Bench:
+        """The files of the benchmarks, by name."""
+        return {} if self.folder is None else read_bench(self.folder / BENCH)
 
 
-def analysis_path(results: ResultStore, trial: Trial) -> Path:
-    """Where what is seen in a trial's model is, or would be."""
-    name = f"{trial.task}-{trial.model.slug}-seed-{trial.seed}.json"
-    return results.folder / FIGURES / trial.preset / _INSIDE / name
-
-
-def read_analysis(results: ResultStore, trial: Trial) -> ModelAnalysis | None:
-    """What is seen in a trial's model; None where nobody has looked."""
-    path = analysis_path(results, trial)
-    return _read_inside(path) if path.is_file() else None
-
-
-def write_analysis(results: ResultStore, inside: ModelAnalysis) -> None:
-    """Store what is seen in a model."""
-    write_text(analysis_path(results, inside.trial), compact_json(inside.to_json()))
-
-
-def presets_of(results: ResultStore) -> list[str]:
-    """The presets that there are records of, the paper's first."""
-    return [preset for preset in PRESETS if any((results.folder / "trials" / preset).glob("*/*.json"))]
-
-
-def find_runs(folder: Path) -> list[Path]:
-    """The finished runs below a folder."""
-    return sorted(path.parent for path in folder.rglob(SUMMARY) if (path.parent / RECIPE).is_file())
-
-
-def gather(results: ResultStore, preset: str, *, records: Sequence[TrialResult] | None = None) -> Outputs:
-    """All tables and figures of a preset, from the store or from records given."""
-    found = results.records(preset) if records is None else list(records)
+def gather(store: ResultStore, preset: str, *, records: Sequence[TrialResult] | None = None) -> Outputs:
+    """The results of a preset, from the store or as given, and what follows from them."""
+    found = store.results(preset) if records is None else records
     known = {
         (model, task)
         for experiment in EXPERIMENTS.values()
         for model in experiment.models_at(preset)
         for task in (*experiment.tasks_at(preset), *experiment.more_tasks)
     }
+    # of a folder of runs, those with the recipe of the reproduction
     mine = [
-        record
-        for record in found
-        if (record.trial.model, record.trial.task) in known
-        # of a folder of runs, those that are what the trial is
-        and (records is None or not changes(record.trial.recipe, record.recipe))
+        result
+        for result in found
+        if (result.trial.model, result.trial.task) in known and (records is None or _has_own_recipe(result))
     ]
-    analyses = [_read_inside(path) for path in (results.folder / FIGURES / preset / _INSIDE).glob("*.json")]
-    measured = ExperimentResults(preset, mine, analyses)
-    tables, figures = {}, {}
-    for experiment in EXPERIMENTS.values():
-        if experiment.kind == "table":
-            if (table := make_table(experiment, measured)) is not None:
-                tables[experiment.id] = table
-        elif (figure := make_figure(experiment, measured)) is not None:
-            figures[experiment.id] = figure
-    others = tuple(record for record in found if record not in mine)
-    return Outputs(measured, tuple(mine), tables, figures, others, read_bench(results.folder / BENCH))
+    others = tuple(result for result in found if result not in mine)
+    results = ExperimentResults(preset, mine, store.analyses(preset))
+    return Outputs(results, tuple(mine), others, store.folder)
 
 
-def write_outputs(outputs: Outputs, results: ResultStore, experiments: Iterable[Experiment]) -> list[Path]:
-    """Write the tables and figures of some experiments, and the verdicts; the paths."""
+def write_artifacts(outputs: Outputs, store: ResultStore, experiments: Iterable[Experiment]) -> list[Path]:
+    """Write the tables and figures of some experiments; the paths."""
     from mgk.experiments.render.figure_png import draw
 
     preset = outputs.results.preset
+    tables, figures = (store.folder / name / preset for name in (TABLES, FIGURES))
     written = []
     for experiment in experiments:
-        if (table := outputs.tables.get(experiment.id)) is not None:
-            place = results.folder / TABLES / preset
-            write_text(place / f"{table.id}.json", compact_json(table.to_json()))
-            write_text(place / f"{table.id}.md", f"# {table.title}\n\n`{table.command}`\n\n{markdown(table)}")
-            written.append(place / f"{table.id}.md")
-        if (figure := outputs.figures.get(experiment.id)) is not None:
-            place = results.folder / FIGURES / preset
-            write_text(place / f"{figure.id}.json", compact_json(figure.to_json()))
-            write_bytes(place / f"{figure.id}.png", draw(figure))
-            written.append(place / f"{figure.id}.png")
-    write_text(results.folder / TABLES / preset / CLAIMS, compact_json(verdicts_json(outputs.results)))
+        name = experiment.id
+        if experiment.kind == "table" and (table := outputs.tables.get(name)) is not None:
+            write_file(tables / f"{name}.json", compact_json(table.to_json()))
+            write_file(tables / f"{name}.md", f"# {table.title}\n\n`{table.command}`\n\n{markdown(table)}")
+            written.append(tables / f"{name}.md")
+        elif experiment.kind != "table" and (figure := outputs.figures.get(name)) is not None:
+            write_file(figures / f"{name}.json", compact_json(figure.to_json()))
+            write_file(figures / f"{name}.png", draw(figure))
+            written.append(figures / f"{name}.png")
     return written
 
 
-def _read_inside(path: Path) -> ModelAnalysis:
-    try:
-        return ModelAnalysis.from_json(json.loads(path.read_bytes()))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise TrainingError(f"{path}: this is not what was seen in a model ({error})") from None
+def write_verdicts(outputs: Outputs, store: ResultStore) -> None:
+    """Write the verdicts on the paper's claims."""
+    path = store.folder / TABLES / outputs.results.preset / CLAIMS
+    write_file(path, compact_json(verdicts_json(outputs.results)))
+
+
+def _has_own_recipe(result: TrialResult) -> bool:
+    trial = result.trial
+    return not changes(make_trial(trial.preset, trial.task, trial.model, trial.seed).recipe, result.recipe)

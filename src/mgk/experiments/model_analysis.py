@@ -1,23 +1,38 @@
-"""What is seen inside a trained model, in small arrays: maps, ranks, similarity of heads, use of components.
+"""Analysis of trained models in small arrays: maps, ranks, head similarity, components.
 
-Taken right after a trial that a figure asks for, so that figures can be drawn anew without the run.
+Made right after a trial that a figure needs, so that figures can be drawn without the
+run. Does not import torch until a model is analyzed.
 """
 
 import base64
 import zlib
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Self
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
+from pydantic import PlainSerializer, PlainValidator
 
-from mgk.analysis.attention_maps import AttentionMaps
-from mgk.experiments.trials import ModelSpec, Trial
+from mgk.analysis.attention_maps import AttentionMaps, Map
+from mgk.analysis.formula import Quantity
+from mgk.experiments.model_spec import HEAD_OF_KIND
+from mgk.experiments.trials import Trial
 
-FORMAT = 1
-# Of a map: enough to see its pattern. Where a model has many, a page shows them small.
-_SIDE, _SMALL_SIDE, _MANY = 96, 48, 24
+if TYPE_CHECKING:
+    from torch.utils.data import ConcatDataset, Dataset
+
+    from mgk.training.tasks import Batch, TaskData
+
+# Pixels of a map's side: enough to see its pattern. Where a model has many maps, a page shows them small.
+_SIDE, _SMALL_SIDE, _MANY_MAPS = 96, 48, 24
+# Of a comparison, whose page has few maps.
+COMPARISON_SIDE = 160
+# Examples over which head similarity and the use of components are averaged.
+_EXAMPLES = 32
+_MAX_TEXT = 400
+
+OnStep = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +46,7 @@ class LayerRanks:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerUsage:
-    """Of the components of a layer, as in :class:`mgk.analysis.mixture_usage.MixtureUsage`; lists over heads."""
+    """The components of a layer, as in :class:`mgk.analysis.mixture_usage.MixtureUsage`; lists over heads."""
 
     prior: list[list[float]]
     share: list[list[float]]
@@ -39,71 +54,185 @@ class LayerUsage:
     distance: list[list[list[float]]]
 
 
+def _pack_map(weights: Map) -> dict[str, Any]:
+    largest = float(weights.max()) or 1.0
+    levels = np.rint(weights / largest * 255).astype(np.uint8)
+    return {"max": float(f"{largest:.5g}"), "levels": base64.b64encode(zlib.compress(levels.tobytes(), 9)).decode()}
+
+
+def _unpack_map(data: Mapping[str, Any], side: int) -> Map:
+    levels = np.frombuffer(zlib.decompress(base64.b64decode(data["levels"])), np.uint8).reshape(side, side)
+    return (levels * np.float32(data["max"] / 255)).astype(np.float32)
+
+
+def _pack(maps: AttentionMaps) -> dict[str, Any]:
+    weights = [[_pack_map(weights) for weights in layer] for layer in maps.weights]
+    return {"layers": maps.layers, "heads": maps.heads, "side": maps.weights.shape[-1], "weights": weights}
+
+
+def _unpack(data: Any) -> AttentionMaps:
+    weights = [[_unpack_map(item, data["side"]) for item in layer] for layer in data["weights"]]
+    return AttentionMaps(np.array(weights), tuple(data["layers"]), tuple(data["heads"]))
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelAnalysis:
-    """One model.
+    """The analysis of one model.
 
     Attributes:
-        trial: of the model.
         tokens: of the example that the maps are of.
-        maps: averaged down, in steps of 1/255 of each map's largest weight.
-        ranks: a distribution a layer.
-        head_similarity: of the heads of a layer, on each of some examples; empty where a layer has one head.
-        usage: of mixtures, a layer each.
+        maps: averaged down; stored in steps of 1/255 of each map's largest weight.
+        head_similarity: mean similarity of two heads of a layer, for each of some examples; empty for one head.
+        usage: of the components of a mixture, a layer each.
     """
 
+    format: Literal[1] = 1
     trial: Trial
     tokens: int
-    maps: AttentionMaps
+    maps: Annotated[AttentionMaps, PlainValidator(_unpack), PlainSerializer(_pack)]
     ranks: tuple[LayerRanks, ...]
     head_similarity: tuple[float, ...]
     usage: tuple[LayerUsage, ...]
 
-    def to_json(self) -> dict[str, Any]:
-        """As JSON data."""
-        return {
-            "format": FORMAT,
-            "trial": asdict(self.trial),
-            "tokens": self.tokens,
-            "layers": self.maps.layers,
-            "heads": self.maps.heads,
-            "side": self.maps.weights.shape[-1],
-            "maps": [[_packed(weights) for weights in layer] for layer in self.maps.weights],
-            "ranks": [asdict(layer) for layer in self.ranks],
-            "head_similarity": self.head_similarity,
-            "usage": [asdict(layer) for layer in self.usage],
-        }
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """From JSON data; ``KeyError``, ``TypeError`` or ``ValueError`` when it is something else."""
-        if data["format"] != FORMAT:
-            raise TypeError(f"this is format {data['format']}, not {FORMAT}")
-        trial, side = data["trial"], data["side"]
-        weights = np.stack([np.stack([_unpacked(item, side) for item in layer]) for layer in data["maps"]])
-        return cls(
-            trial=Trial(**{**trial, "model": ModelSpec(**trial["model"])}),
-            tokens=data["tokens"],
-            maps=AttentionMaps(weights, tuple(data["layers"]), tuple(data["heads"])),
-            ranks=tuple(
-                LayerRanks(**{name: tuple(values) for name, values in layer.items()}) for layer in data["ranks"]
-            ),
-            head_similarity=tuple(data["head_similarity"]),
-            usage=tuple(LayerUsage(**layer) for layer in data["usage"]),
-        )
+@dataclass(frozen=True)
+class Inspection:
+    """The models of a comparison on one example of the test split.
+
+    Attributes:
+        flops: of the forward pass of one example of mean length, by the name of the model.
+        example: its text, truncated; of images a description.
+    """
+
+    flops: dict[str, Quantity]
+    length: int
+    maps: dict[str, AttentionMaps]
+    example: str
+    tokens: int
 
 
-def side_of(maps: int) -> int:
-    """Pixels of a side, for so many maps in a model."""
-    return _SIDE if maps <= _MANY else _SMALL_SIDE
+def analyze_model(
+    trial: Trial, run: Path, *, rank_samples: int, on_step: OnStep = lambda done, total: None
+) -> ModelAnalysis:
+    """The analysis of the model of a finished run.
+
+    Args:
+        rank_samples: attention matrices of each layer whose ranks are taken.
+    """
+    from mgk.analysis.attention_maps import attention_maps
+    from mgk.analysis.attention_rank import rank_distributions
+    from mgk.analysis.mixture_usage import mixture_usage
+    from mgk.analysis.redundancy import redundancy
+    from mgk.training.tasks import count, load_model, open_data, quiet
+
+    with quiet():
+        data = open_data(trial.recipe.data)
+        model = load_model(run, data.task)
+        test = data.split("test")
+        # the first segment of running text begins it: its maps are not typical
+        number = min(1, count(test) - 1) if data.is_language else _typical_example(test)
+        (whole,) = attention_maps(model, [test[number]])
+        side = _SIDE if whole.weights.shape[0] * whole.weights.shape[1] <= _MANY_MAPS else _SMALL_SIDE
+        sampled = rank_examples(data, trial.recipe.evaluation.split)
+        ranks = rank_distributions(model, sampled, count=rank_samples, on_step=on_step)
+        places = np.linspace(0, count(test) - 1, min(_EXAMPLES, count(test))).astype(int)
+        examples = [test[int(place)] for place in places]
+        similarity = [redundancy(model, [example]).within_layers for example in examples]
+        usage = mixture_usage(model, examples) if trial.model.is_mixture else []
+    return ModelAnalysis(
+        trial=trial,
+        tokens=whole.weights.shape[-1],
+        maps=AttentionMaps(averaged(whole.weights, side), whole.layers, whole.heads),
+        ranks=tuple(
+            LayerRanks(
+                ranks=tuple(layer.ranks.tolist()),
+                effective=tuple(layer.effective.round(2).tolist()),
+                lengths=tuple(layer.lengths.tolist()),
+            )
+            for layer in ranks
+        ),
+        head_similarity=tuple(round(value, 5) for value in similarity if value is not None),
+        usage=tuple(
+            LayerUsage(
+                **{
+                    name: getattr(layer, name).double().round(decimals=4).tolist()
+                    for name in ("prior", "share", "certainty", "distance")
+                }
+            )
+            for layer in usage
+        ),
+    )
 
 
-def _packed(weights: NDArray[np.float32]) -> dict[str, Any]:
-    most = float(weights.max()) or 1.0
-    levels = np.rint(weights / most * 255).astype(np.uint8)
-    return {"most": float(f"{most:.5g}"), "levels": base64.b64encode(zlib.compress(levels.tobytes(), 9)).decode()}
+def inspect_models(runs: Mapping[str, Path], send: Callable[[Any], None] = lambda message: None) -> Inspection:
+    """FLOPs and attention maps of the models of finished runs of one task, by the name of the model."""
+    from mgk.analysis.attention_maps import attention_maps
+    from mgk.analysis.cost_model import Sizes, forward_flops
+    from mgk.training.recipe import read_recipe
+    from mgk.training.run_dir import RECIPE
+    from mgk.training.tasks import lengths, load_model, open_data, quiet
+
+    with quiet():
+        data = open_data(read_recipe(next(iter(runs.values())) / RECIPE).data)
+        test = data.split("test")
+        all_lengths = lengths(test)
+        example = test[_typical_example(test)]
+        pixels = example.get("pixel_values")
+        tokens = len(example["input_ids"]) if pixels is None else pixels.shape[-2] * pixels.shape[-1]
+        length = tokens if all_lengths is None else round(float(all_lengths.mean()))
+        maps, flops = {}, {}
+        for name, run in runs.items():
+            model = load_model(run, data.task)
+            length = model.config.num_patches or length
+            sizes = Sizes.from_config(model.config, length=length, head=HEAD_OF_KIND[data.task.kind])
+            flops[name] = forward_flops(sizes)
+            (whole,) = attention_maps(model, [example])
+            maps[name] = AttentionMaps(averaged(whole.weights, COMPARISON_SIDE), whole.layers, whole.heads)
+    return Inspection(flops, length, maps, _text(data, example), tokens)
 
 
-def _unpacked(data: Mapping[str, Any], side: int) -> NDArray[np.float32]:
-    levels = np.frombuffer(zlib.decompress(base64.b64decode(data["levels"])), np.uint8).reshape(side, side)
-    return (levels * np.float32(data["most"] / 255)).astype(np.float32)
+def averaged(weights: Map, side: int) -> Map:
+    """Maps (..., L, L) of at most ``side`` rows and columns: the mean over queries, the sum over keys."""
+    size = weights.shape[-1]
+    if size <= side:
+        return weights
+    bounds = np.arange(side) * size // side
+    widths = np.diff([*bounds, size]).astype(np.float32)
+    keys = np.add.reduceat(weights, bounds, axis=-1)
+    return np.asarray(np.add.reduceat(keys, bounds, axis=-2) / widths[:, None], np.float32)
+
+
+def rank_examples(data: "TaskData", split: str) -> "ConcatDataset[Batch]":
+    """The examples whose ranks are taken: the test split and ``split``, as the test split alone may have too few.
+
+    A shorter last segment of running text is left out: its rank is lower for any model.
+    """
+    from torch.utils.data import ConcatDataset, Subset
+
+    from mgk.training.tasks import count
+
+    parts = [data.split(name) for name in dict.fromkeys(("test", split))]
+    if data.is_language:
+        parts = [
+            Subset(part, range(count(part) - 1))
+            if part[count(part) - 1]["input_ids"].shape[-1] < part[0]["input_ids"].shape[-1]
+            else part
+            for part in parts
+        ]
+    return ConcatDataset(parts)
+
+
+def _typical_example(test: "Dataset[Batch]") -> int:
+    """The first example whose length is nearest to the mean."""
+    from mgk.training.tasks import lengths
+
+    all_lengths = lengths(test)
+    return 0 if all_lengths is None else int(np.abs(all_lengths - all_lengths.mean()).argmin())
+
+
+def _text(data: "TaskData", example: "Batch") -> str:
+    tokenizer = data.tokenizer()
+    if tokenizer is None:
+        return f"an image of {data.manifest.facts['height']} x {data.manifest.facts['width']} pixels"
+    text = str(tokenizer.decode(example["input_ids"].tolist()))
+    return text if len(text) <= _MAX_TEXT else text[:_MAX_TEXT] + " …"

@@ -1,30 +1,47 @@
-"""The store of results: one small file a trial, whichever table or figure asked for it. Free of torch.
+"""The store of results: one small JSON file a trial. Does not import torch.
 
-``RESULTS/trials/PRESET/TASK/MODEL-seed-N.json`` holds all that tables and curves need. What is seen inside a model
-(:mod:`mgk.experiments.model_analysis`) lies beside the figures. So every page can be made anew without the runs.
+``RESULTS/trials/PRESET/TASK/MODEL-seed-N.json`` has what tables and curves need,
+``RESULTS/analysis/...`` the analysis of the model. Pages are made from them alone.
 """
 
 import base64
 import json
-import os
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
+from pydantic import PlainSerializer, PlainValidator
 
-from mgk.experiments.compare.result import Curve
-from mgk.experiments.trials import ModelSpec, Trial, changes
-from mgk.training.errors import RecipeError, TrainingError
-from mgk.training.recipe import Recipe
-from mgk.training.run_summary import RunSummary
+from mgk._util import json_codec
+from mgk._util.files import write_file
+from mgk.experiments.model_analysis import ModelAnalysis
+from mgk.experiments.trials import Trial
+from mgk.training.errors import TrainingError
+from mgk.training.recipe import PRESETS, Recipe
+from mgk.training.run_dir import RunSummary
 
-FORMAT = 1
-TRIALS, FIGURES, TABLES = "trials", "figures", "tables"
+TRIALS, ANALYSIS, FIGURES, TABLES = "trials", "analysis", "figures", "tables"
 # Of a curve: no screen shows more, and the file stays small.
-MOST_POINTS = 150
+MAX_POINTS = 150
+
+Curve = tuple[tuple[float, float], ...]  # (step, value)
+_T = TypeVar("_T")
+
+
+def _pack(flags: Sequence[bool]) -> dict[str, Any]:
+    """Booleans, eight a byte."""
+    return {"count": len(flags), "bits": base64.b64encode(np.packbits(np.asarray(flags, bool)).tobytes()).decode()}
+
+
+def _unpack(data: Any) -> tuple[bool, ...]:
+    bits = np.unpackbits(np.frombuffer(base64.b64decode(data["bits"]), np.uint8), count=data["count"])
+    return tuple(bits.astype(bool).tolist())
+
+
+PackedFlags = Annotated[tuple[bool, ...], PlainValidator(_unpack), PlainSerializer(_pack)]
+PackedRecipe = Annotated[Recipe, PlainSerializer(lambda recipe: recipe.model_dump(mode="json", exclude_none=True))]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,11 +49,8 @@ class DataNote:
     """What a trial was trained on.
 
     Attributes:
-        label: for a column: what the data are.
-        is_papers: whether it is the paper's data at its size; False for stand-ins, shorter inputs and samples.
-        is_synthetic: whether it is a made-up sample.
-        chance: of always answering the most frequent class; of running text, the perplexity of single words'
-            frequencies. A model that has learned is clearly better.
+        is_papers: whether it is the paper's data at its size; False for substitutes, shorter inputs and samples.
+        chance: the accuracy of the majority-class baseline; for running text, the perplexity of a unigram model.
         examples: of each split, as many as are used; of running text, tokens.
     """
 
@@ -49,29 +63,22 @@ class DataNote:
 
 @dataclass(frozen=True, kw_only=True)
 class TrialResult:
-    """What came out of a trial.
+    """What a trial measured.
 
     Attributes:
-        trial: the trial.
-        recipe: that it was trained by.
-        summary: of its run.
-        data: what it was trained on.
         losses: of training, thinned by averaging.
-        validation: the metric on the split that is looked at.
-        correct: whether each test example was right; None for language models.
-        machine: where, with which versions, commit and date.
-        command: that makes it.
-        jobs: how many trials ran at once.
-        seconds: of the whole trial.
+        validation: the metric on the split that is evaluated during training.
+        correct: whether each test example was classified correctly; None for language models.
     """
 
+    format: Literal[1] = 1
     trial: Trial
-    recipe: Recipe
+    recipe: PackedRecipe
     summary: RunSummary
     data: DataNote
     losses: Curve
     validation: Curve
-    correct: tuple[bool, ...] | None
+    correct: PackedFlags | None
     machine: dict[str, Any]
     command: str
     jobs: int
@@ -79,10 +86,10 @@ class TrialResult:
 
     @property
     def metric(self) -> str:
-        """The test figure that counts.
+        """The name of the test figure that tables show.
 
-        Of language models the perplexity by a sliding window, as in the paper, if it slid over the whole test split,
-        and by segments otherwise.
+        For language models the perplexity by a sliding window, as in the paper, if the window covers the whole test
+        split, and by segments otherwise.
         """
         if self.summary.metric == "accuracy":
             return "test_accuracy"
@@ -97,147 +104,77 @@ class TrialResult:
 
     @property
     def date(self) -> str:
-        """When: a day."""
+        """The day of the measurement."""
         return str(self.machine["date"])[:10]
 
-    def to_json(self) -> dict[str, Any]:
-        """As JSON data."""
-        return {
-            "format": FORMAT,
-            "trial": asdict(self.trial),
-            "command": self.command,
-            "summary": self.summary.to_json(),
-            "data": asdict(self.data),
-            "machine": self.machine,
-            "jobs": self.jobs,
-            "seconds": round(self.seconds, 1),
-            "recipe": self.recipe.model_dump(mode="json", exclude_none=True),
-            "losses": self.losses,
-            "validation": self.validation,
-            "correct": None if self.correct is None else pack(self.correct),
-        }
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """From JSON data; ``KeyError``, ``TypeError`` or ``ValueError`` when it is something else."""
-        if data["format"] != FORMAT:
-            raise TypeError(f"this is format {data['format']}, not {FORMAT}")
-        trial = data["trial"]
-        return cls(
-            trial=Trial(**{**trial, "model": ModelSpec(**trial["model"])}),
-            recipe=Recipe.model_validate(data["recipe"]),
-            summary=RunSummary.from_json(data["summary"]),
-            data=DataNote(**data["data"]),
-            losses=_curve(data["losses"]),
-            validation=_curve(data["validation"]),
-            correct=None if data["correct"] is None else unpack(data["correct"]),
-            machine=data["machine"],
-            command=data["command"],
-            jobs=data["jobs"],
-            seconds=data["seconds"],
-        )
-
-
+@dataclass(frozen=True)
 class ResultStore:
     """A folder of results."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    folder: Path
 
     def path(self, trial: Trial) -> Path:
-        """Where the record of a trial is, or would be."""
-        return trial.place(self.folder / TRIALS, ".json")
+        """The file of a trial's result."""
+        return trial.path(self.folder / TRIALS, ".json")
+
+    def analysis_path(self, trial: Trial) -> Path:
+        """The file of the analysis of a trial's model."""
+        return trial.path(self.folder / ANALYSIS, ".json")
 
     def has(self, trial: Trial) -> bool:
-        """Whether the trial is done."""
+        """Whether the trial has a result."""
         return self.path(trial).is_file()
 
     def read(self, trial: Trial) -> TrialResult | None:
-        """The record of a trial; None where there is none."""
-        return read_trial_result(self.path(trial)) if self.has(trial) else None
+        """The result of a trial; None where there is none."""
+        return _read(TrialResult, self.path(trial)) if self.has(trial) else None
 
-    def write(self, record: TrialResult) -> None:
-        """Store a record."""
-        write_text(self.path(record.trial), compact_json(record.to_json()))
+    def read_analysis(self, trial: Trial) -> ModelAnalysis | None:
+        """The analysis of a trial's model; None where there is none."""
+        path = self.analysis_path(trial)
+        return _read(ModelAnalysis, path) if path.is_file() else None
 
-    def records(self, preset: str) -> list[TrialResult]:
-        """All records of a preset."""
-        return [read_trial_result(path) for path in sorted((self.folder / TRIALS / preset).glob("*/*.json"))]
+    def write(self, item: TrialResult | ModelAnalysis) -> None:
+        """Store a result or an analysis."""
+        path = self.path(item.trial) if isinstance(item, TrialResult) else self.analysis_path(item.trial)
+        write_file(path, json_codec.compact_json(json_codec.dump(item)))
 
-    def check_same(self, trial: Trial) -> None:
-        """Raise where the trial was made by another recipe than it has now."""
-        record = self.read(trial)
-        if record is None:
-            return
-        for path, (now, then) in changes(trial.recipe, record.recipe).items():
-            raise RecipeError(
-                f"{self.path(trial)}: this was measured with {path} = {then!r}, not {now!r}: choose another --results,"
-                " or --overwrite it"
-            )
+    def remove(self, trial: Trial) -> None:
+        """Delete a trial's result and analysis."""
+        self.path(trial).unlink(missing_ok=True)
+        self.analysis_path(trial).unlink(missing_ok=True)
 
+    @property
+    def presets(self) -> list[str]:
+        """Those with results, the paper's first."""
+        return [preset for preset in PRESETS if any((self.folder / TRIALS / preset).glob("*/*.json"))]
 
-def read_trial_result(path: Path) -> TrialResult:
-    """The record in a file."""
-    try:
-        return TrialResult.from_json(json.loads(path.read_bytes()))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise TrainingError(f"{path}: this is not the record of a trial ({error})") from None
+    def results(self, preset: str) -> list[TrialResult]:
+        """All results of a preset."""
+        return [_read(TrialResult, path) for path in sorted((self.folder / TRIALS / preset).glob("*/*.json"))]
 
-
-def pack(flags: Sequence[bool]) -> dict[str, Any]:
-    """Yes or no for many, eight a byte."""
-    return {"count": len(flags), "bits": base64.b64encode(np.packbits(np.asarray(flags, bool)).tobytes()).decode()}
+    def analyses(self, preset: str) -> list[ModelAnalysis]:
+        """All analyses of a preset."""
+        return [_read(ModelAnalysis, path) for path in sorted((self.folder / ANALYSIS / preset).glob("*/*.json"))]
 
 
-def unpack(data: Mapping[str, Any]) -> tuple[bool, ...]:
-    """What ``pack`` was given."""
-    bits = np.unpackbits(np.frombuffer(base64.b64decode(data["bits"]), np.uint8), count=data["count"])
-    return tuple(bool(bit) for bit in bits)
-
-
-def thinned(curve: Sequence[tuple[float, float]], most: int = MOST_POINTS) -> Curve:
+def thinned(curve: Sequence[tuple[float, float]], max_points: int = MAX_POINTS) -> Curve:
     """At most so many points, each the mean of neighbours, to five digits."""
-    width = -(-len(curve) // most)
-    parts: Iterator[Sequence[tuple[float, float]]] = (curve[at : at + width] for at in range(0, len(curve), width or 1))
+    width = -(-len(curve) // max_points) or 1
+    parts = (curve[start : start + width] for start in range(0, len(curve), width))
     return tuple(
         (
             part[-1][0] if len(part) == 1 else sum(x for x, _ in part) / len(part),
-            _digits(sum(y for _, y in part) / len(part)),
+            float(f"{sum(y for _, y in part) / len(part):.5g}"),
         )
         for part in parts
     )
 
 
-def compact_json(data: Any) -> str:
-    """Indented JSON whose lists of numbers are on one line."""
-    text = json.dumps(data, indent=1, ensure_ascii=False)
-    text = re.sub(r"\[\s+([^\[\]{}]*?)\s+\]", _on_one_line, text)  # lists of numbers, then lists of such lists
-    return re.sub(r"\[\s+(\[[^{}]*?\])\s+\]", _on_one_line, text) + "\n"
-
-
-def _on_one_line(match: re.Match[str]) -> str:
-    return f"[{' '.join(match[1].split())}]"
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file whole or not at all; its folder is made."""
-    write_bytes(path, text.encode())
-
-
-def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all; its folder is made."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+def _read(kind: type[_T], path: Path) -> _T:
     try:
-        temporary.write_bytes(content)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _curve(points: Sequence[Sequence[float]]) -> Curve:
-    return tuple((step, value) for step, value in points)
-
-
-def _digits(value: float) -> float:
-    return float(f"{value:.5g}")
+        return json_codec.load(kind, json.loads(path.read_bytes()))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        name = "result of a trial" if kind is TrialResult else "analysis of a model"
+        raise TrainingError(f"{path}: this is not the {name} ({error})") from None

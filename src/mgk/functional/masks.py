@@ -1,4 +1,4 @@
-"""Masks: True takes part; bottom-right causality, query i sees keys j <= i + (S - L)."""
+"""Masks: True takes part; causality is bottom-right, query i sees keys j <= i + (S - L)."""
 
 import torch
 from torch import Tensor
@@ -22,15 +22,12 @@ def join(attn_mask: Tensor | None, causal: Tensor) -> Tensor:
     return attn_mask.masked_fill(~causal, -torch.inf)
 
 
-def add_to_scores(scores: Tensor, mask: Tensor | None) -> Tensor:
-    """Scores (B, H, M, L, S) with -inf, or the float mask's addend, where the mask (B, H, L, S) says so."""
-    if mask is None:
-        return scores
-    if mask.dtype == torch.bool:
-        return scores.masked_fill(~mask.unsqueeze(2), -torch.inf)
-    return scores + mask.unsqueeze(2)
-
-
 def admitted(mask: Tensor) -> Tensor:
     """Bool: the pairs that take part; an additive mask excludes with -inf."""
     return mask if mask.dtype == torch.bool else mask > -torch.inf
+
+
+def divide(numerator: Tensor, denominator: Tensor) -> Tensor:
+    """The quotient, and 0 with zero gradient where the denominator is 0: a query with no key left."""
+    empty = denominator == 0
+    return (numerator / denominator.masked_fill(empty, 1.0)).masked_fill(empty, 0.0)

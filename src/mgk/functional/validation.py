@@ -1,13 +1,12 @@
-"""Checks of the public arguments: each error names the argument, what came and what is wanted."""
+"""Public arguments: checks, whose errors name the argument, what came and what is wanted, and their autocast dtype."""
 
 import math
 from collections.abc import Sequence
-from typing import Any, get_args
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, cast
 
 import torch
 from torch import Tensor
-
-from mgk.functional.mixture.inputs import EStep, Kernel
 
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
@@ -29,13 +28,16 @@ def size(name: str, value: Tensor, dim: int, wanted: int, why: str) -> None:
         raise ValueError(f"{name} must have size {wanted} in dimension {dim} ({why}), got shape {tuple(value.shape)}")
 
 
-def alike(**tensors: Tensor) -> None:
-    """All tensors have the dtype and device of the first."""
-    (first_name, first), *others = tensors.items()
-    for name, other in others:
-        if other.dtype != first.dtype:
-            raise TypeError(f"{name} must have the dtype of {first_name}, {first.dtype}, got {other.dtype}")
-        on_device(name, other, first)
+def matching_sizes(query: Tensor, keys: Tensor, value: Tensor, name: str = "keys") -> None:
+    """Query (B, H, L, D), keys (B, H, M, S, D), ``name`` in messages, and value (B, H, S, E) fit each other."""
+    for label, other in ((name, keys), ("value", value)):
+        if other.dtype != query.dtype:
+            raise TypeError(f"{label} must have the dtype of query, {query.dtype}, got {other.dtype}")
+        on_device(label, other, query)
+        size(label, other, 0, query.shape[0], "the batch of query")
+        size(label, other, 1, query.shape[1], "the heads of query")
+    size(name, keys, -1, query.shape[-1], "the features of query")
+    size("value", value, 2, keys.shape[3], f"the positions of {name}")
 
 
 def on_device(name: str, value: Tensor, query: Tensor) -> None:
@@ -54,12 +56,6 @@ def option(name: str, value: object, allowed: Sequence[str]) -> None:
     """``value`` is one of the allowed names."""
     if value not in allowed:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
-
-
-def kernel_and_e_step(kernel: object, e_step: object) -> None:
-    """Both options are known."""
-    option("kernel", kernel, get_args(Kernel))
-    option("e_step", e_step, get_args(EStep))
 
 
 def flag(name: str, value: object) -> None:
@@ -84,14 +80,15 @@ def positive_int(name: str, value: object) -> None:
         raise ValueError(f"{name} must be at least 1, got {value}")
 
 
+def positive_ints(**sizes: object) -> None:
+    """Each size is a whole number from 1 up."""
+    for name, value in sizes.items():
+        positive_int(name, value)
+
+
 def log_prior(value: Any, query: Tensor, shape: tuple[int, ...]) -> Tensor | None:
     """None, or a 4-D float tensor broadcastable to (B, H, M, S)."""
-    if value is None:
-        return None
-    tensor("log_prior", value, "BHMS")
-    broadcastable("log_prior", value, shape, "BHMS")
-    on_device("log_prior", value, query)
-    return value
+    return None if value is None else _mixture_parameter("log_prior", value, query, shape)
 
 
 def variance(value: Any, query: Tensor, shape: tuple[int, ...]) -> float | Tensor:
@@ -104,10 +101,14 @@ def variance(value: Any, query: Tensor, shape: tuple[int, ...]) -> float | Tenso
         return float(value)
     if not isinstance(value, Tensor):
         raise TypeError(f"variance must be a number or a tensor of shape (B, H, M, S), got {type(value).__name__}")
-    tensor("variance", value, "BHMS")
-    broadcastable("variance", value, shape, "BHMS")
-    on_device("variance", value, query)
-    return value
+    return _mixture_parameter("variance", value, query, shape)
+
+
+def _mixture_parameter(name: str, value: Any, query: Tensor, shape: tuple[int, ...]) -> Tensor:
+    tensor(name, value, "BHMS")
+    broadcastable(name, value, shape, "BHMS")
+    on_device(name, value, query)
+    return cast("Tensor", value)
 
 
 def attn_mask(value: Any, query: Tensor, num_keys: int) -> Tensor | None:
@@ -118,10 +119,9 @@ def attn_mask(value: Any, query: Tensor, num_keys: int) -> Tensor | None:
         raise TypeError(f"attn_mask must be a tensor, got {type(value).__name__}")
     if value.dtype != torch.bool and value.dtype not in _DTYPES:
         raise TypeError(f"attn_mask must be bool (True takes part) or an additive float, got {value.dtype}")
-    shape = (*query.shape[:3], num_keys)
     if value.ndim <= 4:
         value = value[(None,) * (4 - value.ndim)]
-    broadcastable("attn_mask", value, shape, "BHLS")
+    broadcastable("attn_mask", value, (*query.shape[:3], num_keys), "BHLS")
     on_device("attn_mask", value, query)
     return value
 
@@ -131,12 +131,29 @@ def token_mask(name: str, value: Any, query: Tensor, length: int, dims: str) -> 
     if value is None:
         return None
     tensor(name, value, dims, dtypes=(torch.bool,))
-    if value.shape != (query.shape[0], length):
-        raise ValueError(
-            f"{name} must have shape {_shape(dims)} = {(query.shape[0], length)}, got {tuple(value.shape)}"
-        )
+    wanted = (query.shape[0], length)
+    if value.shape != wanted:
+        raise ValueError(f"{name} must have shape {_shape(dims)} = {wanted}, got {tuple(value.shape)}")
     on_device(name, value, query)
     return value
+
+
+def autocast_inputs(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """The tensors in the autocast dtype of their device, as SDPA takes them, where autocast is on; float64 stays."""
+    if not _is_autocast_on(tensors[0]):
+        return tensors
+    dtype = torch.get_autocast_dtype(tensors[0].device.type)
+    return tuple(t.to(dtype) if t.is_floating_point() and t.dtype != torch.float64 else t for t in tensors)
+
+
+def without_autocast(tensor: Tensor) -> AbstractContextManager[object]:
+    """A context in which no operator changes the dtype of its inputs."""
+    return torch.autocast(tensor.device.type, enabled=False) if _is_autocast_on(tensor) else nullcontext()
+
+
+def _is_autocast_on(tensor: Tensor) -> bool:
+    kind = tensor.device.type
+    return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
 
 
 def _shape(dims: str) -> str:

@@ -1,4 +1,4 @@
-"""Hugging Face models with mixture attention. One import registers them with ``AutoConfig`` and ``AutoModel…``."""
+"""Hugging Face models with mixture attention, registered with ``AutoModel…``."""
 
 try:
     import safetensors  # noqa: F401
@@ -6,7 +6,8 @@ try:
 except ModuleNotFoundError as error:
     if error.name not in ("safetensors", "transformers"):
         raise
-    raise ImportError("mgk.models needs Hugging Face transformers: pip install 'mgk[train]'", name=error.name) from None
+    message = "mgk.models needs Hugging Face transformers: pip install 'mgk[train]'"
+    raise ImportError(message, name=error.name) from None
 
 from mgk.models.causal_lm import MgkForCausalLM
 from mgk.models.configuration import MgkConfig
@@ -34,7 +35,10 @@ __all__ = [
 ]
 
 transformers.AutoConfig.register(MgkConfig.model_type, MgkConfig, exist_ok=True)
-transformers.AutoModel.register(MgkConfig, MgkModel, exist_ok=True)
-transformers.AutoModelForSequenceClassification.register(MgkConfig, MgkForSequenceClassification, exist_ok=True)
-transformers.AutoModelForCausalLM.register(MgkConfig, MgkForCausalLM, exist_ok=True)
-transformers.AutoModelForImageClassification.register(MgkConfig, MgkForImageClassification, exist_ok=True)
+for _auto, _model in (
+    (transformers.AutoModel, MgkModel),
+    (transformers.AutoModelForSequenceClassification, MgkForSequenceClassification),
+    (transformers.AutoModelForCausalLM, MgkForCausalLM),
+    (transformers.AutoModelForImageClassification, MgkForImageClassification),
+):
+    _auto.register(MgkConfig, _model, exist_ok=True)

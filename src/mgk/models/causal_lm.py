@@ -1,4 +1,4 @@
-"""A language model with a tied or an adaptive softmax, and generation with the caches of mgk.nn."""
+"""A language model with a tied or an adaptive softmax."""
 
 import copy
 from typing import Any, ClassVar, Unpack
@@ -13,29 +13,27 @@ from transformers.utils import can_return_tuple
 
 from mgk.functional.mixture.inputs import compute_dtype
 from mgk.models.configuration import MgkConfig
-from mgk.models.losses import IGNORE, NumItems, check_targets, class_loss
-from mgk.models.modeling import MgkModel, MgkPreTrainedModel, OutputOptions
+from mgk.models.modeling import IGNORE, MgkModel, MgkPreTrainedModel, NumItems, OutputOptions, check_targets, class_loss
 
-# Logits at a time where only losses are needed: 2^25 numbers, 128 MB in float32.
+# Logits at a time where only losses are needed: 128 MB in float32.
 MAX_LOGITS = 2**25
 
 
 class CausalOptions(OutputOptions, total=False):
-    """The arguments of :meth:`MgkForCausalLM.forward` that it does not name.
+    """Arguments of :meth:`MgkForCausalLM.forward` that it does not name.
 
-    ``Trainer`` expects every named argument with "label" in its name to be a column of each data set.
+    ``Trainer`` takes each named argument with "label" in it for a data column.
     """
 
-    shift_labels: Tensor | None  # (B, L): the token after each, -100 where there is none; in place of labels
-    num_items_in_batch: NumItems  # the targets of the whole optimizer step, for gradient accumulation
+    shift_labels: Tensor | None  # (B, L), the token after each; -100 is ignored
+    num_items_in_batch: NumItems  # targets of the whole optimizer step
 
 
 class MgkForCausalLM(MgkPreTrainedModel, GenerationMixin):
     """Predict the next token. ``config.is_decoder`` is set.
 
-    With ``config.adaptive_cutoffs`` the softmax is PyTorch's ``AdaptiveLogSoftmaxWithLoss``. Logits are then log
-    probabilities; with labels they are only computed for ``return_logits=True``, as the loss does not need those of
-    the whole vocabulary.
+    With ``config.adaptive_cutoffs`` the softmax is ``AdaptiveLogSoftmaxWithLoss``
+    and logits are log probabilities; with labels, ``return_logits=True`` asks for them.
     """
 
     _tied_weights_keys: ClassVar[dict[str, str]] = {"lm_head.weight": "model.embeddings.tokens.weight"}
@@ -51,15 +49,18 @@ class MgkForCausalLM(MgkPreTrainedModel, GenerationMixin):
         if config.adaptive_cutoffs is None:
             self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         else:
-            self._tied_weights_keys = {}  # type: ignore[misc]  # the adaptive softmax has vectors of its own
+            self._tied_weights_keys = {}  # type: ignore[misc]
             self.adaptive_softmax = nn.AdaptiveLogSoftmaxWithLoss(
-                config.hidden_size, config.vocab_size, config.adaptive_cutoffs, config.adaptive_div_value
+                config.hidden_size,
+                config.vocab_size,
+                config.adaptive_cutoffs,
+                config.adaptive_div_value,
             )
         self.post_init()
 
     @property
     def _is_stateful(self) -> bool:
-        """Whether the cache cannot be cropped: transformers then refuses assisted decoding."""
+        """Whether the cache cannot be cropped, as assisted decoding needs."""
         return self.config.is_linear
 
     def get_output_embeddings(self) -> nn.Module | None:
@@ -69,13 +70,14 @@ class MgkForCausalLM(MgkPreTrainedModel, GenerationMixin):
     def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
         """Replace the linear map to logits."""
         if not isinstance(new_embeddings, nn.Linear):
-            raise TypeError(f"the output embeddings must be an nn.Linear, got {type(new_embeddings).__name__}")
+            got = type(new_embeddings).__name__
+            raise TypeError(f"the output embeddings must be an nn.Linear, got {got}")
         self.lm_head = new_embeddings
 
     def resize_token_embeddings(self, new_num_tokens: int | None = None, *args: Any, **kwargs: Any) -> nn.Embedding:
         """Change the size of the vocabulary; an adaptive softmax, whose clusters are fixed, raises."""
         if self.adaptive_softmax is not None and (new_num_tokens is not None or args or kwargs):
-            raise ValueError("an adaptive softmax cannot be resized: its clusters are cut for adaptive_cutoffs")
+            raise ValueError("an adaptive softmax cannot be resized: adaptive_cutoffs are fixed")
         return super().resize_token_embeddings(new_num_tokens, *args, **kwargs)
 
     @can_return_tuple
@@ -96,16 +98,17 @@ class MgkForCausalLM(MgkPreTrainedModel, GenerationMixin):
 
         Args:
             input_ids: int64 (B, L).
-            attention_mask: (B, L), 1 for real tokens; with a cache (B, past + L).
-            position_ids: (B, L); see :meth:`MgkModel.forward`, also for the next two and ``use_cache``.
-            past_key_values: The tokens before these, as an earlier call returned them.
+            attention_mask: (B, past + L), 1 for real tokens.
+            position_ids: (B, L); see :meth:`MgkModel.forward`.
+            past_key_values: From an earlier call.
             inputs_embeds: (B, L, hidden_size), in place of ``input_ids``.
-            labels: (B, L): the tokens themselves, shifted inside; -100 is ignored.
+            labels: (B, L), the tokens themselves; -100 is ignored.
             use_cache: Whether to return ``past_key_values``.
-            logits_to_keep: Logits of so many last positions only, or of the positions in a tensor; 0 for all.
-            return_logits: Whether to return logits; None: unless an adaptive softmax has targets.
-            **options: ``shift_labels`` (B, L), targets as :class:`mgk.data.SegmentDataset` has them;
-                ``num_items_in_batch`` from ``Trainer``; ``output_attentions`` and ``output_hidden_states``.
+            logits_to_keep: So many last positions, or positions; 0: all.
+            return_logits: None: unless an adaptive softmax has targets.
+            **options: ``shift_labels`` (B, L), the token after each, in place of
+                ``labels``; ``num_items_in_batch``; ``output_attentions``;
+                ``output_hidden_states``.
         """
         targets = options.pop("shift_labels", None)
         num_items = options.pop("num_items_in_batch", None)
@@ -130,7 +133,8 @@ class MgkForCausalLM(MgkPreTrainedModel, GenerationMixin):
             _check_shape("labels", targets, hidden)
             is_whole = isinstance(logits_to_keep, int) and logits_to_keep == 0
             if logits is not None and is_whole and self.lm_head is not None:
-                loss = class_loss(logits.flatten(0, 1), targets.flatten().to(logits.device), num_items, "vocab_size")
+                flat = targets.flatten().to(logits.device)
+                loss = class_loss(logits.flatten(0, 1), flat, num_items, "vocab_size")
             else:
                 losses = self._losses(hidden, targets)
                 loss = losses.mean() if num_items is None else losses.sum() / num_items
@@ -143,17 +147,14 @@ class MgkForCausalLM(MgkPreTrainedModel, GenerationMixin):
         )
 
     def token_losses(self, input_ids: Tensor, targets: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """-log p(target) for each position (B, L), 0 where the target is -100.
+        """-log p(target) (B, L), 0 where the target is -100.
 
-        Logits are computed only for the positions that have a target, some at a time.
-
-        Args:
-            input_ids: int64 (B, L).
-            targets: int64 (B, L), the token after each; -100 is ignored.
-            attention_mask: (B, L), 1 for real tokens.
+        ``targets`` (B, L) are the token after each. Few logits exist at a time.
         """
         device = self.model.norm.weight.device
-        hidden = self.model(input_ids.to(device), attention_mask, use_cache=False, return_dict=True).last_hidden_state
+        input_ids = input_ids.to(device)
+        decoded = self.model(input_ids, attention_mask, use_cache=False, return_dict=True)
+        hidden = decoded.last_hidden_state
         _check_shape("targets", targets, hidden)
         targets = targets.to(device)
         losses = hidden.new_zeros(targets.shape, dtype=compute_dtype(hidden))
@@ -161,15 +162,16 @@ class MgkForCausalLM(MgkPreTrainedModel, GenerationMixin):
         return losses
 
     def _logits(self, hidden: Tensor, logits_to_keep: int | Tensor) -> Tensor:
-        keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        hidden = hidden[:, keep]
+        is_count = isinstance(logits_to_keep, int)
+        hidden = hidden[:, slice(-logits_to_keep, None) if is_count else logits_to_keep]
         if self.lm_head is not None:
             return self.lm_head(hidden)
         assert self.adaptive_softmax is not None
-        return self.adaptive_softmax.log_prob(hidden.flatten(0, 1)).unflatten(0, hidden.shape[:2])
+        log_prob = self.adaptive_softmax.log_prob(hidden.flatten(0, 1))
+        return log_prob.unflatten(0, hidden.shape[:2])
 
     def _losses(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """-log p(target) (N,) of the N targets of vectors (B, L, hidden_size)."""
+        """-log p(target) (N,) of the N targets."""
         has_target = targets != IGNORE
         hidden, targets = hidden[has_target], targets[has_target]
         check_targets(targets, self.config.vocab_size, "vocab_size")
@@ -180,24 +182,27 @@ class MgkForCausalLM(MgkPreTrainedModel, GenerationMixin):
             return -self.adaptive_softmax(hidden, targets).output.to(dtype)
         assert self.lm_head is not None
         rows = max(1, MAX_LOGITS // self.config.vocab_size)
-        pieces = zip(hidden.split(rows), targets.split(rows), strict=True)
-        return torch.cat([cross_entropy(self.lm_head(x).to(dtype), t, reduction="none") for x, t in pieces])
+        losses = []
+        for x, t in zip(hidden.split(rows), targets.split(rows), strict=True):
+            logits = self.lm_head(x).to(dtype)
+            losses.append(cross_entropy(logits, t, reduction="none"))
+        return torch.cat(losses)
 
     def _validate_generated_length(
         self, generation_config: Any, input_ids_length: int, has_default_max_length: bool
     ) -> None:
-        """Raise before generation where it would pass the last learned position."""
+        """Raise where generation would pass the last learned position."""
         super()._validate_generated_length(generation_config, input_ids_length, has_default_max_length)
         length, limit = generation_config.max_length, self.config.max_position_embeddings
-        if self.config.position == "learned" and length - 1 > limit:  # the last token is predicted, never read
+        needed = length - 1  # the last token is not read
+        if self.config.position == "learned" and needed > limit:
             raise ValueError(
-                f"generation to {length} tokens needs {length - 1} positions, and position='learned' has"
-                f" max_position_embeddings={limit}: choose a smaller max_new_tokens"
+                f"generation to {length} tokens needs {needed} positions, and position='learned'"
+                f" has max_position_embeddings={limit}: choose a smaller max_new_tokens"
             )
 
 
 def _check_shape(name: str, targets: Tensor, hidden: Tensor) -> None:
-    if targets.shape != hidden.shape[:2]:
-        raise ValueError(
-            f"{name} must have the shape of input_ids, {tuple(hidden.shape[:2])}, got {tuple(targets.shape)}"
-        )
+    wanted, got = tuple(hidden.shape[:2]), tuple(targets.shape)
+    if got != wanted:
+        raise ValueError(f"{name} must have the shape of input_ids, {wanted}, got {got}")

@@ -1,9 +1,9 @@
-"""The configuration of every model: attention and its options, sizes, positions, heads."""
+"""The configuration of every model."""
 
 import math
 import os
 import re
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, get_args
 
 from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
@@ -11,64 +11,64 @@ from transformers.activations import ACT2FN
 from mgk import variants
 from mgk.functional import validation
 from mgk.nn.attention import check_options
-from mgk.variants import CHOICES, VARIANTS
+from mgk.variants import CHOICES, VARIANTS, Pooling, Position
 
-Position = Literal["learned", "sinusoidal", "rotary", "none"]
-Pooling = Literal["mean", "cls"]
-
-# What mgk.nn calls the options that have another name here.
+# Options of mgk.nn that have another name here, and those with the same.
 _NAMES = {"embed_dim": "hidden_size", "num_heads": "num_attention_heads", "variant": "attention"}
+_SAME = ("head_dim", "num_mixtures", "e_step", "prior", "variance", "feature_map", "backend")
 _CHOICES = {
     "attention": CHOICES["variant"],
     **{name: CHOICES[name] for name in ("e_step", "prior", "variance", "feature_map")},
     "position": get_args(Position),
     "pooling": get_args(Pooling),
 }
+_SIZES = (
+    *("vocab_size", "num_hidden_layers", "intermediate_size", "max_position_embeddings"),
+    *("image_size", "num_channels", "num_labels"),
+)
 
 
 class MgkConfig(PreTrainedConfig):
-    """The configuration of a transformer with one of the six variants of attention.
+    """The configuration of a transformer with mixture attention.
 
-    Every value is checked when the configuration is made, and again when a model is made of it. Unknown keywords are
-    kept as attributes.
+    Values are checked here and again by every model. Unknown keywords are kept.
 
     Attributes:
         attention: "softmax", "linear", "mgk", "smgk", "mlk" or "smlk".
-        vocab_size: Token ids are 0 to ``vocab_size - 1``.
+        vocab_size: Token ids are below it.
         hidden_size: Width of the model.
-        num_hidden_layers: Number of layers.
+        num_hidden_layers: Layers.
         num_attention_heads: H.
-        head_dim: D, the width of a head, independent of the other two; None: ``hidden_size / num_attention_heads``.
+        head_dim: D; None: ``hidden_size / num_attention_heads``.
         intermediate_size: Width of the feed-forward network.
         num_mixtures: M, the components of a key.
-        e_step: "soft" (Eq. 9) or "hard" (Eq. 12); the linear variants have the soft one only.
-        prior: "learned" by SGD, "em" (updated by the M-step) or "uniform".
-        prior_momentum: The share of the old prior, or "em" variance, that an M-step keeps.
+        e_step: "soft" (Eq. 9), or "hard" (Eq. 12; not for linear variants).
+        prior: "learned" by SGD, "em" (M-step) or "uniform".
+        prior_momentum: Share of an "em" prior or variance that an M-step keeps.
         variance: "constant" (sqrt(D)), "learned" or "em".
-        feature_map: Of the linear variants: "elu", "favor" or "dpfp".
-        backend: Of the attention function: "auto" or a name from ``mgk.available_backends()``.
-        max_position_embeddings: The longest input in training. With ``position="learned"`` longer inputs raise; the
-            other positions extrapolate.
-        position: "learned" and "sinusoidal" vectors are added to the tokens; "rotary" rotates queries and keys, before
-            a shift is added; "none".
-        is_decoder: Whether attention is causal. ``MgkForCausalLM`` sets it.
-        use_cache: Whether a decoder in evaluation returns its cache; an argument of ``forward`` overrides it.
-        hidden_dropout_prob: Dropout of the embeddings and of the residual branches.
-        attention_probs_dropout_prob: Dropout of the attention weights. The linear variants have no such weights and
-            ignore it, so that one recipe serves all six.
-        hidden_act: Activation of the feed-forward network, by its name in transformers.
+        feature_map: Linear variants: "elu", "favor" or "dpfp".
+        backend: "auto" or one of ``mgk.available_backends()``.
+        max_position_embeddings: Longest input in training; a limit only with
+            ``position="learned"``.
+        position: "learned", "sinusoidal", "rotary" (before shifts) or "none".
+        is_decoder: Causal attention; set by ``MgkForCausalLM``.
+        use_cache: Whether a decoder in evaluation returns its cache.
+        hidden_dropout_prob: Dropout of embeddings and residual branches.
+        attention_probs_dropout_prob: Dropout of attention weights; ignored by
+            the linear variants.
+        hidden_act: Activation, by its name in transformers.
         layer_norm_eps: Of the layer norms.
-        initializer_range: Standard deviation of the initial embeddings; linear maps start as Glorot's.
-        pooling: The input of a classifier: the "mean" over real tokens, or "cls", the output at a learned vector that
-            is put before the sequence.
-        classifier_hidden_size: Width between the two linear maps of a classifier; None: ``intermediate_size``.
-        adaptive_cutoffs: Of PyTorch's adaptive softmax, e.g. [20000, 40000, 200000]; None: an ordinary softmax.
-        adaptive_div_value: By which the width shrinks from one cluster of the adaptive softmax to the next.
-        tie_word_embeddings: Whether the softmax uses the token vectors; the adaptive one never does.
+        initializer_range: Standard deviation of initial embeddings.
+        pooling: Input of a classifier: "mean" over real tokens, or "cls", the
+            output at a learned first vector.
+        classifier_hidden_size: Width in a classifier; None: ``intermediate_size``.
+        adaptive_cutoffs: Of an adaptive softmax, e.g. [20000, 40000].
+        adaptive_div_value: Ratio of the widths of its successive clusters.
+        tie_word_embeddings: Whether an ordinary softmax uses the token vectors.
         image_size: Height and width of ``pixel_values``.
-        patch_size: Height and width of a patch; None: an image is a sequence of pixels, ``input_ids``.
+        patch_size: Height and width of a patch; None: pixels as ``input_ids``.
         num_channels: Of ``pixel_values``.
-        pad_token_id: For generation and tokenizers; models mask by ``attention_mask`` only.
+        pad_token_id: For generation; models mask by ``attention_mask`` only.
         bos_token_id: For generation.
         eos_token_id: For generation; one id or several.
     """
@@ -112,8 +112,9 @@ class MgkConfig(PreTrainedConfig):
     eos_token_id: int | list[int] | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
-        """Check the values and derive the widths that were left open."""
-        if kwargs.get("num_labels") is not None:  # before transformers makes names for that many labels
+        """Check the values; derive the widths left open."""
+        # before transformers makes names for that many labels
+        if kwargs.get("num_labels") is not None:
             validation.positive_int("num_labels", kwargs["num_labels"])
         super().__post_init__(**kwargs)
         if isinstance(self.adaptive_cutoffs, tuple):
@@ -128,7 +129,7 @@ class MgkConfig(PreTrainedConfig):
     def get_config_dict(
         cls, pretrained_model_name_or_path: str | os.PathLike[str], **kwargs: Any
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The values in ``config.json``; a folder without one raises instead of giving the defaults."""
+        """The values in ``config.json``, which must be there."""
         values, rest = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
         if not values:
             raise OSError(f"{pretrained_model_name_or_path} has no config.json")
@@ -136,84 +137,88 @@ class MgkConfig(PreTrainedConfig):
 
     @property
     def is_linear(self) -> bool:
-        """Whether attention is of the linear family, which decodes with a state of constant size."""
+        """Whether attention is linear, with a constant state."""
         return VARIANTS[self.attention].is_linear
 
     @property
     def num_patches(self) -> int | None:
-        """Patches of an image, or None where an image is a sequence of pixels."""
-        return None if self.patch_size is None else (self.image_size // self.patch_size) ** 2
+        """Patches of an image, if it has patches."""
+        if self.patch_size is None:
+            return None
+        return (self.image_size // self.patch_size) ** 2
 
     def attention_options(self) -> dict[str, Any]:
         """The arguments of :class:`mgk.nn.MixtureAttention`."""
-        same = ("head_dim", "num_mixtures", "e_step", "prior", "variance", "feature_map", "backend")
         return {
             **{name: getattr(self, ours) for name, ours in _NAMES.items()},
-            **{name: getattr(self, name) for name in same},
+            **{name: getattr(self, name) for name in _SAME},
             "dropout": 0.0 if self.is_linear else self.attention_probs_dropout_prob,
             "bias": True,
         }
 
     def check(self) -> None:
-        """Raise ``ValueError`` or ``TypeError``, naming the value, where one is not valid or two exclude each other."""
-        sizes = ["vocab_size", "num_hidden_layers", "intermediate_size", "max_position_embeddings"]
-        optional = [name for name in ("classifier_hidden_size", "patch_size") if getattr(self, name) is not None]
-        for name in (*sizes, *optional, "image_size", "num_channels", "num_labels"):
+        """Raise ``ValueError`` or ``TypeError`` for a value that is not valid."""
+        optional = ("classifier_hidden_size", "patch_size")
+        given = (name for name in optional if getattr(self, name) is not None)
+        for name in (*_SIZES, *given):
             validation.positive_int(name, getattr(self, name))
         for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "prior_momentum"):
             validation.probability(name, getattr(self, name))
         for name in ("layer_norm_eps", "initializer_range", "adaptive_div_value"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not is_number or not 0 < value < math.inf:
                 raise ValueError(f"{name} must be a positive number, got {value!r}")
         for name in ("is_decoder", "use_cache", "tie_word_embeddings"):
             validation.flag(name, getattr(self, name))
         for name, allowed in _CHOICES.items():
             validation.option(name, getattr(self, name), allowed)
         if self.hidden_act not in ACT2FN:
-            raise ValueError(
-                f"hidden_act must be an activation of transformers such as 'gelu', got {self.hidden_act!r}"
-            )
+            wanted = "an activation of transformers such as 'gelu'"
+            raise ValueError(f"hidden_act must be {wanted}, got {self.hidden_act!r}")
         try:
-            check_options(**self.attention_options())
+            check_options(self.attention_options())
         except (TypeError, ValueError) as error:
             pattern = rf"\b({'|'.join(_NAMES)})\b"
-            raise type(error)(re.sub(pattern, lambda match: _NAMES[match[0]], str(error))) from None
+            message = re.sub(pattern, lambda match: _NAMES[match[0]], str(error))
+            raise type(error)(message) from None
         self._check_positions()
         self._check_cutoffs()
+        last = self.vocab_size - 1
         for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
             ids = getattr(self, name)
             for number in ids if isinstance(ids, list) else [ids]:
-                if number is not None and (not isinstance(number, int) or not 0 <= number < self.vocab_size):
-                    raise ValueError(f"{name} must be from 0 to {self.vocab_size - 1} (vocab_size - 1), got {number!r}")
+                is_id = isinstance(number, int) and 0 <= number <= last
+                if number is not None and not is_id:
+                    raise ValueError(f"{name} must be from 0 to {last} (vocab_size - 1), got {number!r}")
 
     def _check_positions(self) -> None:
         width = self.head_dim or self.hidden_size // self.num_attention_heads
         if self.position == "rotary" and width % 2:
-            raise ValueError(f"position='rotary' rotates pairs of features: it needs an even head_dim, got {width}")
+            raise ValueError(f"position='rotary' needs an even head_dim, got {width}")
         if self.position == "sinusoidal" and self.hidden_size % 2:
             raise ValueError(f"position='sinusoidal' needs an even hidden_size, got {self.hidden_size}")
         if self.is_decoder and self.pooling == "cls":
-            raise ValueError("pooling='cls' puts a vector first, which sees nothing in a decoder: use pooling='mean'")
+            raise ValueError("pooling='cls' sees nothing in a decoder: use pooling='mean'")
         if self.patch_size is not None and self.image_size % self.patch_size:
-            raise ValueError(f"image_size must be a multiple of patch_size={self.patch_size}, got {self.image_size}")
-        if self.position == "learned" and (self.num_patches or 0) > self.max_position_embeddings:
-            raise ValueError(
-                f"max_position_embeddings must be at least the {self.num_patches} patches of an image,"
-                f" got {self.max_position_embeddings}"
-            )
+            wanted = f"a multiple of patch_size={self.patch_size}"
+            raise ValueError(f"image_size must be {wanted}, got {self.image_size}")
+        patches, limit = self.num_patches or 0, self.max_position_embeddings
+        if self.position == "learned" and patches > limit:
+            wanted = f"at least the {patches} patches of an image"
+            raise ValueError(f"max_position_embeddings must be {wanted}, got {limit}")
 
     def _check_cutoffs(self) -> None:
         cutoffs: Any = self.adaptive_cutoffs
         if cutoffs is None:
             return
-        is_list = isinstance(cutoffs, list) and all(type(cutoff) is int for cutoff in cutoffs)
+        is_list = isinstance(cutoffs, list) and all(type(x) is int for x in cutoffs)
         if not is_list or not cutoffs or sorted(set(cutoffs)) != cutoffs or cutoffs[0] < 1:
             raise ValueError(f"adaptive_cutoffs must be increasing whole numbers from 1 up, got {cutoffs!r}")
         if cutoffs[-1] >= self.vocab_size:
             raise ValueError(f"adaptive_cutoffs must be below vocab_size={self.vocab_size}, got {cutoffs}")
         if self.hidden_size // self.adaptive_div_value ** len(cutoffs) < 1:
             raise ValueError(
-                f"adaptive_div_value={self.adaptive_div_value} leaves no width to the last of {len(cutoffs)} clusters"
-                f" of hidden_size={self.hidden_size}"
+                f"adaptive_div_value={self.adaptive_div_value} leaves no width to the last"
+                f" of {len(cutoffs)} clusters of hidden_size={self.hidden_size}"
             )

@@ -1,4 +1,4 @@
-"""The model card: a README.md beside the weights with what was trained on which data."""
+"""The model card: a README.md beside the weights."""
 
 import os
 from collections.abc import Mapping
@@ -21,18 +21,9 @@ _PIPELINES = {
     "MgkForImageClassification": "image-classification",
 }
 _FIELDS = (
-    "num_hidden_layers",
-    "hidden_size",
-    "num_attention_heads",
-    "head_dim",
-    "intermediate_size",
-    "num_mixtures",
-    "e_step",
-    "prior",
-    "variance",
-    "position",
-    "max_position_embeddings",
-    "vocab_size",
+    *("num_hidden_layers", "hidden_size", "num_attention_heads", "head_dim", "intermediate_size"),
+    *("num_mixtures", "e_step", "prior", "variance", "position"),
+    *("max_position_embeddings", "vocab_size"),
 )
 _CARD = """---
 {front_matter}---
@@ -69,24 +60,24 @@ Saved by mgk {version}.
 def write_card(
     folder: str | os.PathLike[str], config: MgkConfig, training: Mapping[str, Any] | None = None
 ) -> Path | None:
-    """Write ``README.md`` into a folder with a saved model.
+    """Write ``README.md`` beside a saved model; None where one was edited by hand.
 
     Args:
-        folder: Where ``config.json`` and the weights are.
+        folder: Of ``config.json`` and the weights.
         config: The model's.
-        training: Any of "task", "data", "steps", "seed", "metrics" (a mapping from name to value) and other facts;
-            None: ``config.training``. Without either the card says that nothing is recorded.
-
-    Returns:
-        The card's path, or None where the folder has a card that was written or edited by hand, which stays.
+        training: "task", "data", "steps", "seed", "metrics" (a mapping) and other
+            facts; None: ``config.training``.
     """
     path = Path(folder) / FILE_NAME
     if path.exists() and MARK not in path.read_text(encoding="utf-8", errors="replace"):
         return None
-    facts = dict((getattr(config, "training", None) if training is None else training) or {})
+    if training is None:
+        training = getattr(config, "training", None)
+    facts = dict(training or {})
     metrics = facts.pop("metrics", None) or {}
     name = (config.architectures or ["MgkModel"])[0]
-    front: dict[str, Any] = {"library_name": "mgk", "tags": ["mgk", config.attention, "transformers"]}
+    tags = ["mgk", config.attention, "transformers"]
+    front: dict[str, Any] = {"library_name": "mgk", "tags": tags}
     if name in _PIPELINES:
         front["pipeline_tag"] = _PIPELINES[name]
     about = f"A transformer with {config.attention} attention, the baseline of the mixtures of keys."

@@ -1,8 +1,6 @@
 """The caches of mgk.nn as layers of a transformers cache.
 
-A transformers cache has a list with one object a layer. On first use a :class:`CoreCacheLayer` replaces the empty layer
-of the ``DynamicCache`` that ``generate`` or the user made. Beam search, cropping and continuation then work on the
-cache of mgk.nn.
+On first use a :class:`CoreCacheLayer` replaces an empty layer of a ``DynamicCache``.
 """
 
 from typing import Any
@@ -15,7 +13,7 @@ from mgk.nn import KeyValueCache, MixtureAttention, caches
 
 
 class CoreCacheLayer(CacheLayerMixin):
-    """One layer of a transformers cache that is a cache of mgk.nn: growing keys and values, or a constant state."""
+    """A cache of mgk.nn as one layer of a transformers cache."""
 
     is_sliding = False
     supports_early_init = False
@@ -25,7 +23,7 @@ class CoreCacheLayer(CacheLayerMixin):
 
     @property
     def keys(self) -> Tensor | None:
-        """(B, H, M, S, D): M keys a token for mgk, one for smgk, whose shifts are not stored; None for a state."""
+        """(B, H, M, S, D), before shifts; None for a state."""
         return self.core.keys if isinstance(self.core, KeyValueCache) else None
 
     @property
@@ -40,11 +38,11 @@ class CoreCacheLayer(CacheLayerMixin):
 
     @property
     def is_croppable(self) -> bool:
-        """False for a state: a running sum cannot be truncated."""
+        """False for a state."""
         return self.core.is_croppable
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Nothing: ``core`` allocates on its first append."""
+        """Nothing: ``core`` allocates itself."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Append keys (B, H, M, L, D) and values (B, H, L, D); return all so far."""
@@ -57,59 +55,60 @@ class CoreCacheLayer(CacheLayerMixin):
         return self.core.length
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """The number of keys for ``query_length`` new queries, and the position of the first key."""
+        """The keys of ``query_length`` new queries, and the first position."""
         return self.core.length + query_length, 0
 
     def get_max_length(self) -> int:
         """No limit."""
         return -1
 
-    get_max_cache_shape = get_max_length  # its name in earlier releases of transformers
+    get_max_cache_shape = get_max_length  # its earlier name
 
     def reset(self) -> None:
         """Drop all tokens."""
         self.core.crop(0)
 
     def crop(self, tokens: int) -> None:
-        """Drop the last ``-tokens`` tokens; a positive number is how many to keep."""
+        """Keep ``tokens`` tokens, or drop the last ``-tokens``."""
         if tokens < 0 or tokens < self.core.length:
             self.core.crop(self.core.length + tokens if tokens <= 0 else tokens)
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Take the sequences ``beam_idx`` of the batch."""
+        """Take these sequences."""
         self.core.reorder(beam_idx)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        """Take every sequence of the batch ``repeats`` times."""
+        """Take every sequence ``repeats`` times."""
         if self.core.batch is not None:
-            self.core.reorder(torch.arange(self.core.batch).repeat_interleave(repeats))
+            rows = torch.arange(self.core.batch)
+            self.core.reorder(rows.repeat_interleave(repeats))
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        """Take the sequences ``indices`` of the batch."""
+        """Take these sequences."""
         if self.core.batch is not None:
-            self.core.reorder(torch.arange(self.core.batch, device=indices.device)[indices])
+            rows = torch.arange(self.core.batch, device=indices.device)
+            self.core.reorder(rows[indices])
 
 
 def core_cache(cache: Cache, index: int, attention: MixtureAttention) -> caches.Cache:
-    """The cache of layer ``index``, put into ``cache`` on first use."""
+    """The cache of layer ``index``, made on first use."""
     layers = cache.layers
     if index < len(layers) and type(layers[index]) is CoreCacheLayer:
         return layers[index].core
     if getattr(cache, "offloading", False):
-        raise ValueError("past_key_values must not be an offloaded cache: use cache_implementation='dynamic'")
+        raise ValueError("past_key_values must not be offloaded: use cache_implementation='dynamic'")
     while len(layers) <= index:
         layers.append(DynamicLayer())
     layer = layers[index]
     if type(layer) is not DynamicLayer or layer.is_initialized:
-        kind = "the cache of another model" if layer.is_initialized else type(layer).__name__
-        raise ValueError(
-            f"past_key_values must be a DynamicCache that is empty or was filled by this model, got {kind} in layer"
-            f" {index}"
-        )
+        got = "the cache of another model" if layer.is_initialized else type(layer).__name__
+        wanted = "a DynamicCache that is empty or was filled by this model"
+        raise ValueError(f"past_key_values must be {wanted}, got {got} in layer {index}")
     layers[index] = CoreCacheLayer(attention.new_cache())
     return layers[index].core
 
 
 def cache_bytes(cache: Cache) -> int:
-    """The bytes of the entries in use, over all layers."""
-    return sum(layer.core.nbytes for layer in cache.layers if isinstance(layer, CoreCacheLayer))
+    """Bytes of the entries in use, over all layers."""
+    layers = (layer for layer in cache.layers if isinstance(layer, CoreCacheLayer))
+    return sum(layer.core.nbytes for layer in layers)

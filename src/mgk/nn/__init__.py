@@ -1,4 +1,4 @@
-"""Modules with parameters: attention, its priors, variances and feature maps, and the caches for decoding."""
+"""Attention, its priors, variances, feature maps and caches."""
 
 from mgk.nn.attention import MixtureAttention
 from mgk.nn.caches import KeyValueCache, StateCache

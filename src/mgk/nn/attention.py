@@ -1,21 +1,23 @@
 """Multi-head attention with a mixture of keys: all six variants in one module."""
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from mgk import variants
-from mgk.functional import masks, precision, validation
+from mgk.functional import masks, validation
+from mgk.functional.backends import backend_names
 from mgk.functional.linear import api as linear
 from mgk.functional.linear import feature_maps
 from mgk.functional.linear.feature_maps import FeatureMap
+from mgk.functional.linear.inputs import validate_inputs as validate_linear_inputs
 from mgk.functional.mixture import api as attention
 from mgk.functional.mixture import em_statistics
-from mgk.functional.mixture.dispatch import BACKENDS
-from mgk.functional.mixture.inputs import Call
+from mgk.functional.mixture.inputs import AttentionInputs, validate_inputs
 from mgk.nn.caches import Cache, KeyValueCache, StateCache
-from mgk.nn.em import EMModule, check_sizes, is_recomputing
+from mgk.nn.em import EMModule, is_recomputing, m_step_all
 from mgk.nn.feature_maps import make_feature_map
 from mgk.nn.priors import EMPrior, LearnedPrior, UniformPrior, make_prior
 from mgk.nn.rotary import rotate
@@ -24,36 +26,33 @@ from mgk.variants import CHOICES, VARIANTS, EStep, Variant
 
 
 class _Options(NamedTuple):
-    """The options of one forward beside its key mask."""
-
     attn_mask: Tensor | None
-    query_mask: Tensor | None  # (B, L): the real tokens among the queries, which statistics are taken of
+    query_mask: Tensor | None  # (B, L), the queries of which statistics are taken
     is_causal: bool
     cache: Any
     need_weights: bool
 
 
 class MixtureAttention(nn.Module):
-    r"""MultiHead(x) = Concat(H_1, ..., H_H) W_O (Eq. 3), each head attending by the variant's equation.
+    """MultiHead(x) = Concat(H_1, ..., H_H) W_O (Eq. 3).
 
-    ``softmax``: Eq. 1. ``mgk``, ``smgk``: Eq. 9/10 with keys k_jr = W_r x_j, or k_jr = W x_j + b_r. ``linear``,
-    ``mlk``, ``smlk``: Eq. 14.
+    - "softmax": Eq. 1.
+    - "mgk", "smgk": Eq. 9/10; keys W_r x_j, or W x_j + b_r.
+    - "linear", "mlk", "smlk": Eq. 14.
 
     Args:
-        embed_dim: Width of the input and the output.
+        embed_dim: Width of input and output.
         num_heads: H.
-        variant: "softmax", "linear", "mgk", "smgk", "mlk" or "smlk".
-        head_dim: D, the width of a head; None: embed_dim / num_heads.
-        num_mixtures: M, the Gaussians of a key; always 1 for "softmax" and "linear".
-        e_step: "soft" (Eq. 9) or "hard" (Eq. 12), which has no trainable prior.
-        prior: "learned" by SGD, "em" (updated by :meth:`m_step`), "uniform", or a module such as ``EMPrior(...,
-            momentum=0.9)``.
-        variance: "constant" (sqrt(D)), "learned", "em", or a module. Unless it is constant, Eq. 7's normaliser joins
-            the prior.
-        feature_map: phi of the linear variants: "elu", "favor", "dpfp", or a callable.
-        dropout: Probability of dropping a position weight in training; the linear variants have none.
-        bias: Whether the projections have biases.
-        backend: Of the attention function: "auto" or a name from ``mgk.available_backends()``.
+        variant: One of the six above.
+        head_dim: D; None: embed_dim / num_heads.
+        num_mixtures: M; 1 for "softmax" and "linear".
+        e_step: "soft" (Eq. 9) or "hard" (Eq. 12, without a learned prior).
+        prior: "learned" by SGD, "em" (:meth:`m_step`), "uniform", or a module.
+        variance: "constant" (sqrt(D)), "learned", "em", or a module.
+        feature_map: Linear variants: "elu", "favor", "dpfp" or a callable.
+        dropout: Of attention weights; not for the linear variants.
+        bias: Whether projections have biases.
+        backend: "auto" or one of ``mgk.available_backends()``.
     """
 
     def __init__(
@@ -72,10 +71,8 @@ class MixtureAttention(nn.Module):
         bias: bool = True,
         backend: str = "auto",
     ) -> None:
+        check_options(locals())
         super().__init__()
-        sizes = {"embed_dim": embed_dim, "num_heads": num_heads, "head_dim": head_dim, "num_mixtures": num_mixtures}
-        names = {"variant": variant, "e_step": e_step, "prior": prior, "variance": variance, "feature_map": feature_map}
-        check_options(**sizes, **names, dropout=dropout, bias=bias, backend=backend)
         spec = VARIANTS[variant]
         self.embed_dim = embed_dim
         self.num_heads = num_heads
@@ -90,22 +87,27 @@ class MixtureAttention(nn.Module):
 
         inner = num_heads * self.head_dim
         self.q_proj = nn.Linear(embed_dim, inner, bias=bias)
-        self.k_proj = nn.Linear(embed_dim, inner * self.keys_per_token, bias=bias)  # rows are (H, M, D)
+        # rows are (H, M, D)
+        self.k_proj = nn.Linear(embed_dim, inner * self.keys_per_token, bias=bias)
         self.v_proj = nn.Linear(embed_dim, inner, bias=bias)
         self.o_proj = nn.Linear(inner, embed_dim, bias=bias)
         self.shifts: nn.Parameter | None = None
         if spec.is_shifted:
-            self.shifts = nn.Parameter(torch.empty(num_heads, self.num_mixtures, self.head_dim))
+            shape = (num_heads, self.num_mixtures, self.head_dim)
+            self.shifts = nn.Parameter(torch.empty(shape))
         self.prior = make_prior(prior, num_heads, self.num_mixtures)
-        # a single key needs no prior; a hard E-step (Eq. 12) does not use it, so none is trained
-        if not spec.is_mixture or (e_step == "hard" and isinstance(self.prior, LearnedPrior)):
+        # neither a single key nor a hard E-step (Eq. 12) uses a prior
+        is_idle = e_step == "hard" and isinstance(self.prior, LearnedPrior)
+        if is_idle or not spec.is_mixture:
             self.prior = UniformPrior()
         self.variance = make_variance(variance, num_heads, self.num_mixtures, self.head_dim)
-        self.feature_map: FeatureMap | None = make_feature_map(feature_map, self.head_dim) if self.is_linear else None
+        self.feature_map: FeatureMap | None = None
+        if self.is_linear:
+            self.feature_map = make_feature_map(feature_map, self.head_dim)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Glorot projections, the same spread for any number of mixtures; zero biases; standard normal shifts."""
+        """Glorot projections, whatever M is; zero biases; standard normal shifts."""
         bound = (6 / (self.embed_dim + self.num_heads * self.head_dim)) ** 0.5
         for projection in (self.q_proj, self.k_proj, self.v_proj, self.o_proj):
             nn.init.uniform_(projection.weight, -bound, bound)
@@ -129,29 +131,26 @@ class MixtureAttention(nn.Module):
         cache: Cache | None = None,
         need_weights: bool = False,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """Attend from x to itself, or to ``context``.
+        """The output (B, L, embed_dim), or (output, weights).
 
         Args:
             x: (B, L, embed_dim).
             context: (B, S, embed_dim), for cross-attention.
-            key_mask: bool (B, S), True takes part; with a cache (B, cache.length + L).
-            attn_mask: bool or additive float, broadcastable to (B, H, L, S); not for the linear variants.
+            key_mask: bool (B, S), True takes part; S includes the cache.
+            attn_mask: bool or additive float, broadcastable to (B, H, L, S).
+                Not for the linear variants.
             is_causal: Query i sees keys j <= i + (S - L).
-            rotary: cos and sin, (L, D) or (B, L, D), that rotate queries and keys (before a shift is added).
-            cache: From :meth:`new_cache`; x is appended and attends to all so far.
-            need_weights: Whether to return (output, weights), weights (B, H, L, S) before dropout; the output is the
-                same.
-
-        Returns:
-            (B, L, embed_dim), or (output, weights).
+            rotary: cos and sin, (L, D) or (B, L, D); shifts are added after.
+            cache: From :meth:`new_cache`; x is appended to it.
+            need_weights: Also return the weights (B, H, L, S) before dropout.
         """
         validation.flag("is_causal", is_causal)
         validation.flag("need_weights", need_weights)
         self._check_tokens(x, context, rotary, cache)
         if self.is_linear and attn_mask is not None:
-            raise ValueError(f"attn_mask has no meaning for variant={self.variant!r}: use key_mask and is_causal")
+            raise ValueError(f"attn_mask has no meaning for variant={self.variant!r}: use key_mask")
         if self.is_linear and need_weights and cache is not None and cache.length:
-            raise ValueError("need_weights cannot be computed from a linear state: call without the cache")
+            raise ValueError("need_weights cannot be computed from a linear state: drop the cache")
         query, keys, value = self.project(x, context=context, rotary=rotary)
         # in self-attention a padded key is a padded query
         query_mask = key_mask if context is None and cache is None else None
@@ -164,18 +163,22 @@ class MixtureAttention(nn.Module):
     def project(
         self, x: Tensor, *, context: Tensor | None = None, rotary: tuple[Tensor, Tensor] | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries (B, H, L, D), keys (B, H, M, S, D), or one (B, H, 1, S, D) before its shifts, values (B, H, S, D)."""
+        """Queries (B, H, L, D), keys (B, H, M, S, D), values (B, H, S, D).
+
+        Shifted keys are (B, H, 1, S, D), before their shifts.
+        """
         source = x if context is None else context
         heads, width = self.num_heads, self.head_dim
-        query = self.q_proj(x).view(*x.shape[:2], heads, width).transpose(1, 2)
-        value = self.v_proj(source).view(*source.shape[:2], heads, width).transpose(1, 2)
-        keys = self.k_proj(source).view(*source.shape[:2], heads, self.keys_per_token, width).permute(0, 2, 3, 1, 4)
+        query = self.q_proj(x).unflatten(2, (heads, width)).transpose(1, 2)
+        value = self.v_proj(source).unflatten(2, (heads, width)).transpose(1, 2)
+        keys = self.k_proj(source).unflatten(2, (heads, self.keys_per_token, width))
+        keys = keys.permute(0, 2, 3, 1, 4)
         if rotary is not None:
             query, keys = rotate(query, rotary), rotate(keys, rotary)
         return query, keys, value
 
     def log_prior(self, num_keys: int, first_key: int = 0) -> Tensor | None:
-        """Log pi_jr, with -(D/2) log sigma_r^2 (Eq. 7's normaliser, which Eq. 9 drops) unless sigma is constant."""
+        """Log pi_jr, minus (D/2) log sigma_r^2 (Eq. 7) unless sigma is constant."""
         log_prior: Tensor | None = self.prior(num_keys, first_key)
         if isinstance(self.variance, ConstantVariance):
             return log_prior
@@ -187,23 +190,18 @@ class MixtureAttention(nn.Module):
         return StateCache() if self.is_linear else KeyValueCache()
 
     def m_step(self) -> None:
-        """Update the "em" priors and variances from the training forwards since the last call (identity 5).
+        """Update "em" priors and variances: once per optimizer step, on every rank.
 
-        Sums over all ranks. To be called once per optimizer step, on every rank; without "em" it does nothing.
-        DistributedDataParallel copies rank 0's buffers over the others' at each synchronised forward: accumulate
-        gradients under its ``no_sync()``, or give it ``broadcast_buffers=False``.
+        DistributedDataParallel copies rank 0's statistics at each synchronised
+        forward: accumulate under ``no_sync()``, or set ``broadcast_buffers=False``.
         """
-        for part in (self.prior, self.variance):
-            if isinstance(part, EMModule):
-                part.m_step()
+        m_step_all(self)
 
     def extra_repr(self) -> str:
         """The options."""
-        return (
-            f"{self.embed_dim}, {self.num_heads}, variant={self.variant!r}, head_dim={self.head_dim},"
-            f" num_mixtures={self.num_mixtures}, e_step={self.e_step!r}, dropout={self.dropout},"
-            f" backend={self.backend!r}"
-        )
+        names = ("variant", "head_dim", "num_mixtures", "e_step", "dropout", "backend")
+        options = (f"{name}={getattr(self, name)!r}" for name in names)
+        return ", ".join([str(self.embed_dim), str(self.num_heads), *options])
 
     def _mixture(
         self, query: Tensor, keys: Tensor, value: Tensor, key_mask: Tensor | None, options: _Options
@@ -218,14 +216,23 @@ class MixtureAttention(nn.Module):
             mask = masks.join(mask, key_mask[:, None, None])
         if cache is not None:
             keys, value = cache.append(keys, value)
-        kernel = "dot" if self.variant == "softmax" else "gaussian"
-        dropout = self.dropout if self.training else 0.0
-        inputs = (query, keys, self.shifts, value, log_prior, self.variance())
-        call = attention.checked_call(*inputs, kernel, self.e_step, mask, options.is_causal, dropout)
-        heads = attention.attend(call, self.backend)
+        inputs = validate_inputs(
+            query,
+            keys,
+            value,
+            shifts=self.shifts,
+            log_prior=log_prior,
+            variance=self.variance(),
+            kernel="dot" if self.variant == "softmax" else "gaussian",
+            e_step=self.e_step,
+            attn_mask=mask,
+            is_causal=options.is_causal,
+            dropout_p=self.dropout if self.training else 0.0,
+        )
+        heads = attention.attend(inputs, self.backend)
         if self._collects_statistics(cache):
-            self._observe(call, options.query_mask)
-        return heads, attention.weights(call) if options.need_weights else None
+            self._observe(inputs, options.query_mask)
+        return heads, attention.weights(inputs) if options.need_weights else None
 
     def _linear(
         self, query: Tensor, keys: Tensor, value: Tensor, key_mask: Tensor | None, options: _Options
@@ -238,22 +245,23 @@ class MixtureAttention(nn.Module):
             key_mask = key_mask[:, past:]  # the state is masked already
         if self.shifts is not None:
             keys = keys + self.shifts[None, :, :, None].to(keys.dtype)
-        log_prior = self.log_prior(added, past)
-        given: dict[str, Any] = {"feature_map": self.feature_map, "key_mask": key_mask, "is_causal": options.is_causal}
-        past_state = None if cache is None else cache.state
-        heads, state = linear.linear_mixture_attention(
-            query, keys, value, log_prior, **given, initial_state=past_state, return_state=True, backend=self.backend
+        inputs = validate_linear_inputs(
+            query,
+            keys,
+            value,
+            self.log_prior(added, past),
+            feature_map=self.feature_map,
+            key_mask=key_mask,
+            is_causal=options.is_causal,
+            initial_state=None if cache is None else cache.state,
         )
+        heads, state = linear.attend(inputs, self.backend)
         if cache is not None:
             cache.append(state, added)
         if self._collects_statistics(cache):
             assert isinstance(self.prior, EMPrior)
-            with torch.no_grad(), precision.without_autocast(query):
-                phi_q, phi_k = linear.features(query, keys, self.feature_map)
-                pairs = (key_mask, options.query_mask, options.is_causal)
-                self.prior.observe(em_statistics.linear_counts(phi_q, phi_k, log_prior, *pairs))
-        weights = linear.linear_mixture_weights(query, keys, log_prior, **given) if options.need_weights else None
-        return heads, weights
+            self.prior.observe(linear.counts(inputs, options.query_mask, self.backend))
+        return heads, linear.weights(inputs) if options.need_weights else None
 
     def _collects_statistics(self, cache: Cache | None) -> bool:
         """Whether the M-step counts this forward."""
@@ -261,78 +269,78 @@ class MixtureAttention(nn.Module):
         return has_em and self.training and cache is None and not is_recomputing()
 
     @torch.no_grad()
-    def _observe(self, call: Call, query_mask: Tensor | None) -> None:
-        """Add the statistics of a training forward to the prior and the variance."""
-        with precision.without_autocast(call.query):
-            if isinstance(self.variance, EMVariance):
-                sums = em_statistics.moments(call, query_mask)
-                counts = sums.counts
-                self.variance.observe(counts, em_statistics.squared_distances(call, sums))
-            else:
-                counts = em_statistics.counts(call, query_mask)
-            if isinstance(self.prior, EMPrior):
-                self.prior.observe(counts)
+    def _observe(self, inputs: AttentionInputs, query_mask: Tensor | None) -> None:
+        """Hand the statistics of a training forward to the prior and the variance."""
+        if isinstance(self.variance, EMVariance):
+            sums = em_statistics.moments(inputs, query_mask, self.backend)
+            counts = sums.counts
+            self.variance.observe(counts, em_statistics.squared_distances(inputs, sums))
+        else:
+            counts = em_statistics.counts(inputs, query_mask, self.backend)
+        if isinstance(self.prior, EMPrior):
+            self.prior.observe(counts)
 
     def _check_tokens(self, x: Any, context: Any, rotary: Any, cache: Any) -> None:
-        for name, tensor, dims in (("x", x, "BLC"), ("context", context, "BSC")):
-            if name == "context" and tensor is None:
-                continue
-            validation.tensor(name, tensor, dims)
-            validation.size(name, tensor, 2, self.embed_dim, "embed_dim")
+        validation.tensor("x", x, "BLC")
+        validation.size("x", x, 2, self.embed_dim, "embed_dim")
         if context is not None:
+            validation.tensor("context", context, "BSC")
+            validation.size("context", context, 2, self.embed_dim, "embed_dim")
             validation.size("context", context, 0, x.shape[0], "the batch of x")
             if cache is not None:
                 raise ValueError("cache holds the tokens of x: it cannot be used with context")
             if rotary is not None:
                 raise ValueError("rotary has the positions of x: it cannot be used with context")
-        if cache is not None and not isinstance(cache, StateCache if self.is_linear else KeyValueCache):
-            raise TypeError(f"cache must be what new_cache() of this variant gives, got {type(cache).__name__}")
-        if cache is not None and cache.batch not in (None, x.shape[0]):
-            raise ValueError(f"cache holds a batch of {cache.batch} sequences, got x with {x.shape[0]}")
+        if cache is not None:
+            if not isinstance(cache, type(self.new_cache())):
+                raise TypeError(f"cache must be what new_cache() of this variant gives, got {type(cache).__name__}")
+            if cache.batch not in (None, len(x)):
+                raise ValueError(f"cache holds a batch of {cache.batch} sequences, got x with {len(x)}")
         if rotary is not None:
             self._check_rotary(x, rotary)
 
     def _check_rotary(self, x: Tensor, rotary: Any) -> None:
-        if not isinstance(rotary, tuple) or len(rotary) != 2 or not all(isinstance(t, Tensor) for t in rotary):
+        is_pair = isinstance(rotary, tuple) and len(rotary) == 2
+        if not is_pair or not all(isinstance(table, Tensor) for table in rotary):
             raise TypeError(f"rotary must be the tensors (cos, sin), got {type(rotary).__name__}")
         wanted = (x.shape[1], self.head_dim)
         for table in rotary:
-            if table.shape not in (wanted, (x.shape[0], *wanted)):
-                raise ValueError(
-                    f"rotary must have tables of shape (L, D) = {wanted} or (B, L, D), got {tuple(table.shape)}"
-                )
+            if table.shape not in (wanted, (len(x), *wanted)):
+                got = tuple(table.shape)
+                raise ValueError(f"rotary must have tables of shape (L, D) = {wanted} or (B, L, D), got {got}")
         if self.head_dim % 2:
             raise ValueError(f"rotary needs an even head_dim, got {self.head_dim}")
 
 
-def check_options(**options: Any) -> None:
-    """Raise where an option of :class:`MixtureAttention` has no valid value or two exclude each other."""
-    embed_dim, num_heads, head_dim = (options[name] for name in ("embed_dim", "num_heads", "head_dim"))
-    check_sizes(embed_dim=embed_dim, num_heads=num_heads, num_mixtures=options["num_mixtures"])
-    if head_dim is not None:
-        check_sizes(head_dim=head_dim)
+def check_options(options: Mapping[str, Any]) -> None:
+    """Raise where an option of :class:`MixtureAttention` is not valid."""
+    for name in ("embed_dim", "num_heads", "num_mixtures"):
+        validation.positive_int(name, options[name])
+    embed_dim, num_heads = options["embed_dim"], options["num_heads"]
+    if options["head_dim"] is not None:
+        validation.positive_int("head_dim", options["head_dim"])
     elif embed_dim % num_heads:
-        raise ValueError(
-            f"embed_dim must be a multiple of num_heads={num_heads} unless head_dim is given, got {embed_dim}"
-        )
+        wanted = f"a multiple of num_heads={num_heads} unless head_dim is given"
+        raise ValueError(f"embed_dim must be {wanted}, got {embed_dim}")
     for name in ("variant", "e_step", "prior", "variance"):
-        is_module = name in ("prior", "variance") and isinstance(options[name], nn.Module)
-        if not is_module:
+        may_be_module = name in ("prior", "variance")
+        if not (may_be_module and isinstance(options[name], nn.Module)):
             validation.option(name, options[name], CHOICES[name])
-    feature_maps.check(options["feature_map"])
+    if options["feature_map"] not in CHOICES["feature_map"]:
+        feature_maps.check(options["feature_map"])  # a callable
     validation.probability("dropout", options["dropout"])
     validation.flag("bias", options["bias"])
     variant = VARIANTS[options["variant"]]
-    validation.option("backend", options["backend"], linear.BACKENDS if variant.is_linear else ("auto", *BACKENDS))
+    validation.option("backend", options["backend"], backend_names(variant.family))
 
     is_hard = options["e_step"] == "hard"
-    is_constant = options["variance"] == "constant" or isinstance(options["variance"], ConstantVariance)
-    if is_hard and not is_constant:
+    variance = options["variance"]
+    has_variance = variance != "constant" and not isinstance(variance, ConstantVariance)
+    if is_hard and has_variance:
         raise ValueError("e_step='hard' compares distances alone: it needs variance='constant'")
-    if variant.name == "softmax" and not is_constant:
+    if variant.name == "softmax" and has_variance:
         raise ValueError("variant='softmax' has the fixed scale sqrt(D): it needs variance='constant'")
-    for name, is_used in (("e_step", is_hard), ("variance", not is_constant), ("dropout", options["dropout"] > 0)):
+    used = {"e_step": is_hard, "variance": has_variance, "dropout": options["dropout"] > 0}
+    for name, is_used in used.items():
         if variant.is_linear and is_used:
-            raise ValueError(
-                f"{name} does not exist for variant={variant.name!r}: linear attention has no Gaussians to weigh"
-            )
+            raise ValueError(f"{name} does not exist for variant={variant.name!r}: it has no Gaussians")

@@ -1,4 +1,4 @@
-"""Caches for decoding: keys and values that grow with the sequence, or a state of constant size."""
+"""Caches for decoding: growing keys and values, or a constant state."""
 
 import torch
 from torch import Tensor
@@ -8,7 +8,7 @@ from mgk.functional.linear.api import LinearState
 
 
 class Cache:
-    """The tokens so far of a batch of sequences, detached: :class:`KeyValueCache` or :class:`StateCache`."""
+    """The tokens so far, detached: a :class:`KeyValueCache` or :class:`StateCache`."""
 
     is_croppable = True
 
@@ -18,19 +18,20 @@ class Cache:
 
     @property
     def batch(self) -> int | None:
-        """The number of sequences, or None while empty."""
+        """Sequences; None while empty."""
         return None if self._tensors is None else self._tensors[0].shape[0]
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the entries in use."""
+        """Bytes of the entries in use."""
         return sum(x.numel() * x.element_size() for x in self._entries())
 
     def reorder(self, index: Tensor) -> None:
         """Take the sequences ``index`` (B',) of the batch, as beam search does."""
         validation.tensor("index", index, "B", dtypes=(torch.int64, torch.int32))
         if self._tensors is not None:
-            self._tensors = tuple(x.index_select(0, index.to(x.device)) for x in self._tensors)
+            index = index.to(self._tensors[0].device)
+            self._tensors = tuple(x.index_select(0, index) for x in self._tensors)
 
     def crop(self, length: int) -> None:
         """Drop the tokens from position ``length`` on."""
@@ -39,9 +40,7 @@ class Cache:
         if not 0 <= length <= self.length:
             raise ValueError(f"length must be from 0 to the cache's {self.length}, got {length}")
         if not self.is_croppable and 0 < length < self.length:
-            raise ValueError(
-                f"a linear state of {self.length} tokens cannot be cropped to {length}: it is a sum over all of them"
-            )
+            raise ValueError(f"a linear state of {self.length} tokens cannot be cropped to {length}: it is a sum")
         self.length = length
         if length == 0:
             self._tensors = None
@@ -51,70 +50,67 @@ class Cache:
 
 
 class KeyValueCache(Cache):
-    """The keys and values of the tokens so far: M keys a token for mgk, one for smgk and softmax.
+    """Keys, M a token for mgk and one for smgk and softmax, and values.
 
-    The capacity doubles when it is full, so that adding a token does not copy the past.
+    The capacity doubles when full, so that few appends copy the past.
     """
 
     @property
     def keys(self) -> Tensor | None:
-        """(B, H, M, length, D), or None while empty."""
-        return None if self._tensors is None else self._tensors[0][:, :, :, : self.length]
+        """(B, H, M, length, D); None while empty."""
+        return self._entries()[0] if self._tensors else None
 
     @property
     def value(self) -> Tensor | None:
-        """(B, H, length, E), or None while empty."""
-        return None if self._tensors is None else self._tensors[1][:, :, : self.length]
+        """(B, H, length, E); None while empty."""
+        return self._entries()[1] if self._tensors else None
 
     def append(self, keys: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Add keys (B, H, M, L, D) and values (B, H, L, E); return all so far, with gradients for the new ones."""
-        past = self.length
-        all_keys, all_values = self._reserve(keys, value)
-        all_keys[:, :, :, past : self.length] = keys.detach()
-        all_values[:, :, past : self.length] = value.detach()
-        if torch.is_grad_enabled():  # a copy: autograd keeps the result, and the next append writes to the cache
-            return torch.cat([all_keys[:, :, :, :past], keys], 3), torch.cat([all_values[:, :, :past], value], 2)
-        return all_keys[:, :, :, : self.length], all_values[:, :, : self.length]
+        """Add keys (B, H, M, L, D) and values (B, H, L, E); return all so far."""
+        past, added = self.length, keys.shape[3]
+        all_keys, all_values = self._reserve(keys, value, past + added)
+        all_keys.narrow(-2, past, added).copy_(keys.detach())
+        all_values.narrow(-2, past, added).copy_(value.detach())
+        self.length = past + added
+        if torch.is_grad_enabled():  # a copy: the next append must not change it
+            keys = torch.cat([all_keys.narrow(-2, 0, past), keys], -2)
+            return keys, torch.cat([all_values.narrow(-2, 0, past), value], -2)
+        all_keys, all_values = self._entries()
+        return all_keys, all_values
 
     def _entries(self) -> tuple[Tensor, ...]:
-        return tuple(x for x in (self.keys, self.value) if x is not None)
+        return tuple(x.narrow(-2, 0, self.length) for x in self._tensors or ())
 
-    def _reserve(self, keys: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Tensors with room for the new entries, which ``length`` then includes."""
-        old_keys, old_values = self.keys, self.value
-        shape, needed = keys.shape[:3], self.length + keys.shape[3]
-        if old_keys is not None and (old_keys.shape[:3] != shape or old_keys.dtype != keys.dtype):
-            raise ValueError(
-                f"the cache holds {old_keys.dtype} keys of (B, H, M) = {tuple(old_keys.shape[:3])},"
-                f" got {keys.dtype} keys of {tuple(shape)}"
-            )
-        if self._tensors is None or needed > self._tensors[0].shape[3]:
-            capacity = max(needed, 2 * self.length, 16)
-            self._tensors = (
-                keys.new_empty(*shape, capacity, keys.shape[-1]),
-                value.new_empty(*shape[:2], capacity, value.shape[-1]),
-            )
-            if old_keys is not None and old_values is not None:
-                self._tensors[0][:, :, :, : self.length] = old_keys
-                self._tensors[1][:, :, : self.length] = old_values
-        self.length = needed
-        return self._tensors[0], self._tensors[1]
+    def _reserve(self, keys: Tensor, value: Tensor, length: int) -> tuple[Tensor, ...]:
+        """Tensors with room for ``length`` tokens."""
+        old, shape = self._tensors, keys.shape[:3]
+        if old and (old[0].shape[:3] != shape or old[0].dtype != keys.dtype):
+            held = f"{old[0].dtype} keys of (B, H, M) = {tuple(old[0].shape[:3])}"
+            raise ValueError(f"the cache holds {held}, got {keys.dtype} keys of {tuple(shape)}")
+        if old is None or length > old[0].shape[3]:
+            capacity = max(length, 2 * self.length, 16)
+            new = tuple(x.new_empty(*x.shape[:-2], capacity, x.shape[-1]) for x in (keys, value))
+            for larger, entries in zip(new, self._entries(), strict=False):
+                larger.narrow(-2, 0, self.length).copy_(entries)
+            self._tensors = new
+            return new
+        return old
 
 
 class StateCache(Cache):
-    """The state of linear attention: its size does not depend on the number of tokens.
+    """The state of linear attention, of constant size.
 
-    A running sum cannot be truncated: it is cropped to 0 or to the present length only.
+    A running sum cannot be truncated: it is cropped to 0 or not at all.
     """
 
     is_croppable = False
 
     @property
     def state(self) -> LinearState | None:
-        """The sums over the tokens so far, or None while empty."""
+        """The sums over the tokens so far; None while empty."""
         return None if self._tensors is None else LinearState(*self._tensors)
 
     def append(self, state: LinearState, added: int) -> None:
-        """Replace the state by the one after ``added`` more tokens."""
+        """Take the state after ``added`` more tokens."""
         self._tensors = tuple(x.detach() for x in state)
         self.length += added

@@ -1,4 +1,4 @@
-"""What priors and variances share: statistics in float32, summed over all ranks, each forward counted once."""
+"""The M-step: statistics in float32, summed over ranks, each forward once."""
 
 from collections.abc import Callable
 from typing import Self
@@ -9,17 +9,17 @@ from torch.utils.module_tracker import ModuleTracker
 
 from mgk.functional import validation
 
-# Only asked for ``is_bw``, whether a backward pass is running; it tracks no module.
+# Tells whether a backward pass is running (``is_bw``); tracks no module.
 _tracker = ModuleTracker()
 
 
 class EMModule(nn.Module):
-    """Buffers that training forwards add statistics to and :meth:`m_step` turns into parameters (identity 5).
+    """Parameters that :meth:`m_step` computes from statistics of training forwards.
 
-    The buffers stay in float32 when the model moves to half precision: counts pass float16's 65,504 in one forward.
+    Its buffers stay in float32: counts pass float16's 65,504 in one forward.
 
     Args:
-        momentum: The share of the old parameters that an M-step keeps.
+        momentum: Share of the old parameters that an M-step keeps.
     """
 
     def __init__(self, momentum: float) -> None:
@@ -28,11 +28,11 @@ class EMModule(nn.Module):
         self.momentum = momentum
 
     def reset_parameters(self) -> None:
-        """Set the initial parameters and clear the statistics."""
+        """Initialise; clear the statistics."""
         raise NotImplementedError
 
     def m_step(self) -> None:
-        """Sum the statistics over all ranks, update the parameters from them, and clear them."""
+        """Update from the statistics of all ranks, and clear them."""
         raise NotImplementedError
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
@@ -44,14 +44,8 @@ class EMModule(nn.Module):
         return super()._apply(keep_float32, recurse)
 
 
-def check_sizes(**sizes: int) -> None:
-    """Each size is a whole number from 1 up."""
-    for name, size in sizes.items():
-        validation.positive_int(name, size)
-
-
 def all_reduce_sum(statistic: Tensor) -> Tensor:
-    """The sum over all ranks, as a new tensor; without a process group, a copy."""
+    """The sum over all ranks, as a new tensor."""
     total = statistic.clone()
     if distributed.is_available() and distributed.is_initialized():
         distributed.all_reduce(total)
@@ -59,20 +53,22 @@ def all_reduce_sum(statistic: Tensor) -> Tensor:
 
 
 def is_recomputing() -> bool:
-    """Whether a backward pass recomputes a forward (gradient checkpointing), whose statistics are already counted.
+    """Whether gradient checkpointing reruns a forward, which is counted already.
 
-    False while compiling, as a graph cannot branch on it: see :func:`zero_if_recomputing`.
+    False while compiling: there :func:`zero_if_recomputing` decides at run time.
     """
     return not torch.compiler.is_compiling() and _tracker.is_bw
 
 
 def zero_if_recomputing(statistic: Tensor) -> Tensor:
-    """The statistic, or zeros in a recomputation. In a compiled graph an operator decides when it runs."""
-    return torch.ops.mgk.zero_if_recomputing(statistic) if torch.compiler.is_compiling() else statistic
+    """The statistic, or zeros where a compiled forward is rerun."""
+    if not torch.compiler.is_compiling():
+        return statistic
+    return torch.ops.mgk.zero_if_recomputing(statistic)
 
 
 def m_step_all(model: nn.Module) -> None:
-    """Run the M-step of every module in ``model`` that has one: once per optimizer step, on every rank."""
+    """Every M-step in ``model``: once per optimizer step, on every rank."""
     for module in model.modules():
         if isinstance(module, EMModule):
             module.m_step()

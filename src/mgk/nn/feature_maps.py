@@ -1,4 +1,4 @@
-"""Feature maps as modules, for the argument ``feature_map`` of the linear family."""
+"""Feature maps phi of linear attention, as modules."""
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ class Elu(nn.Module):
 
 
 class Dpfp(nn.Module):
-    """phi(x) = [y * roll(y, 1), ..., y * roll(y, nu)] with y = [relu(x), relu(-x)] (Schlag 2021)."""
+    """phi(x) = [y roll(y, 1), ..., y roll(y, nu)], y = [relu(x), relu(-x)]."""
 
     def __init__(self, nu: int = 1) -> None:
         super().__init__()
@@ -33,12 +33,12 @@ class Dpfp(nn.Module):
 
 
 class Favor(nn.Module):
-    """Performer's positive random features of the softmax kernel (Choromanski 2021).
+    """Random features of the softmax kernel (Performer, Choromanski 2021).
 
     Args:
         head_dim: D.
         num_features: F; None: 2 D.
-        seed: Of the projection; None draws one from torch's generator, which ``torch.manual_seed`` sets.
+        seed: Of the projection; None: from torch's generator.
     """
 
     projection: Tensor
@@ -55,18 +55,18 @@ class Favor(nn.Module):
 
     @torch.no_grad()
     def redraw(self, seed: int | None = None) -> None:
-        """Draw a new projection: the same for the same seed, on every device."""
+        """Draw a new projection, the same for a seed on every device."""
         if seed is None:
             seed = int(torch.randint(2**31, (), device="cpu"))
         drawn = feature_maps.favor_projection(self.head_dim, self.num_features, seed)
         self.projection = drawn.to(self.projection.device, self.projection.dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The features of keys: (..., D) -> (..., F)."""
+        """Features of keys: (..., D) -> (..., F)."""
         return feature_maps.favor_features(x, self.projection)
 
     def features_of_queries(self, x: Tensor) -> Tensor:
-        """The features of queries, scaled so that they never vanish together: (..., D) -> (..., F)."""
+        """Features of queries, scaled not to vanish: (..., D) -> (..., F)."""
         return feature_maps.favor_features(x, self.projection, is_query=True)
 
     def extra_repr(self) -> str:

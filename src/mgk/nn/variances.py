@@ -1,6 +1,6 @@
-"""The mixture's variance sigma^2: constant (sqrt(D)), learned by SGD, or updated by the M-step (Eq. 13).
+"""The variance sigma^2: constant, learned by SGD, or by EM (Eq. 13).
 
-A variance is called without arguments and returns a number or a tensor (1, H, M, 1).
+A variance takes no arguments and returns a number or a tensor (1, H, M, 1).
 """
 
 import math
@@ -8,17 +8,18 @@ import math
 import torch
 from torch import Tensor, nn
 
+from mgk.functional import validation
+from mgk.functional.mixture.em_statistics import VARIANCE_FLOOR
 from mgk.functional.mixture.inputs import compute_dtype
-from mgk.functional.mixture.reference import VARIANCE_FLOOR
-from mgk.nn.em import EMModule, all_reduce_sum, check_sizes, zero_if_recomputing
+from mgk.nn.em import EMModule, all_reduce_sum, zero_if_recomputing
 
 
 class ConstantVariance(nn.Module):
-    """sigma^2 = sqrt(D), the scale of softmax attention."""
+    """sigma^2 = sqrt(D)."""
 
     def __init__(self, head_dim: int) -> None:
         super().__init__()
-        check_sizes(head_dim=head_dim)
+        validation.positive_ints(head_dim=head_dim)
         self.value = math.sqrt(head_dim)
 
     def forward(self) -> float:
@@ -35,22 +36,26 @@ class LearnedVariance(nn.Module):
 
     def __init__(self, num_heads: int, num_mixtures: int, head_dim: int) -> None:
         super().__init__()
-        check_sizes(num_heads=num_heads, num_mixtures=num_mixtures, head_dim=head_dim)
+        validation.positive_ints(num_heads=num_heads, num_mixtures=num_mixtures, head_dim=head_dim)
         self.initial = math.log(head_dim) / 2
         self.log_variance = nn.Parameter(torch.empty(num_heads, num_mixtures))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Set sqrt(D)."""
+        """sqrt(D)."""
         nn.init.constant_(self.log_variance, self.initial)
 
     def forward(self) -> Tensor:
         """sigma^2 (1, H, M, 1)."""
-        return self.log_variance.to(compute_dtype(self.log_variance)).exp()[None, :, :, None]
+        exact = self.log_variance.to(compute_dtype(self.log_variance))
+        return exact.exp()[None, :, :, None]
 
 
 class EMVariance(EMModule):
-    """sigma_r^2 = sum_ij gamma_ijr |q_i - k_jr|^2 / (D sum_ij gamma_ijr) for each head (Eq. 13), at least 1e-6."""
+    """sigma_r^2 = sum_ij gamma_ijr |q_i - k_jr|^2 / (D sum_ij gamma_ijr) (Eq. 13).
+
+    For each head, at least 1e-6.
+    """
 
     sigma2: Tensor
     counts: Tensor
@@ -58,35 +63,35 @@ class EMVariance(EMModule):
 
     def __init__(self, num_heads: int, num_mixtures: int, head_dim: int, *, momentum: float = 0.0) -> None:
         super().__init__(momentum)
-        check_sizes(num_heads=num_heads, num_mixtures=num_mixtures, head_dim=head_dim)
+        validation.positive_ints(num_heads=num_heads, num_mixtures=num_mixtures, head_dim=head_dim)
         self.head_dim = head_dim
         for name in ("sigma2", "counts", "distances"):
             self.register_buffer(name, torch.empty(num_heads, num_mixtures))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Set sqrt(D) and clear the statistics."""
+        """sqrt(D); clears the statistics."""
         nn.init.constant_(self.sigma2, math.sqrt(self.head_dim))
         nn.init.zeros_(self.counts)
         nn.init.zeros_(self.distances)
 
     def forward(self) -> Tensor:
-        """sigma^2 of the last M-step: (1, H, M, 1)."""
-        # a copy: an M-step between forward and backward must not change what autograd has saved
+        """sigma^2 of the last M-step, (1, H, M, 1)."""
+        # a copy: an M-step before the backward must not change it
         return self.sigma2.clone()[None, :, :, None]
 
     @torch.no_grad()
     def observe(self, counts: Tensor, distances: Tensor) -> None:
-        """Add the counts and the sums of gamma |q - k|^2, both (B, H, M, S), of a training forward."""
-        self.counts += zero_if_recomputing(counts.sum((0, 3)).to(self.counts.dtype))
-        self.distances += zero_if_recomputing(distances.sum((0, 3)).to(self.distances.dtype))
+        """Add the sums of gamma and of gamma |q - k|^2, both (B, H, M, S)."""
+        for total, values in ((self.counts, counts), (self.distances, distances)):
+            total += zero_if_recomputing(values.sum((0, 3)).to(total.dtype))
 
     @torch.no_grad()
     def m_step(self) -> None:
-        """sigma^2 <- momentum * sigma^2 + (1 - momentum) * distances / (D counts); without evidence it stays."""
+        """Move sigma^2 to distances / (D counts), where counts > 0."""
         counts, distances = all_reduce_sum(self.counts), all_reduce_sum(self.distances)
-        tiny = torch.finfo(counts.dtype).tiny
-        new = (distances / (self.head_dim * counts).clamp_min(tiny)).clamp_min(VARIANCE_FLOOR)
+        total = (self.head_dim * counts).clamp_min(torch.finfo(counts.dtype).tiny)
+        new = (distances / total).clamp_min(VARIANCE_FLOOR)
         self.sigma2.lerp_(torch.where(counts > 0, new, self.sigma2), 1 - self.momentum)
         self.counts.zero_()
         self.distances.zero_()
@@ -97,7 +102,7 @@ class EMVariance(EMModule):
 
 
 def make_variance(variance: str | nn.Module, num_heads: int, num_mixtures: int, head_dim: int) -> nn.Module:
-    """The variance of that name, or the module as it is."""
+    """The variance of that name, or the given module."""
     if isinstance(variance, nn.Module):
         return variance
     if variance == "constant":

@@ -1,4 +1,4 @@
-"""Training by recipes: runs that can be repeated, resumed and compared.
+"""Training by recipes: reproducible runs that can be resumed and compared.
 
 Names load on first use, so that the command line can check a recipe without torch.
 """
@@ -13,15 +13,15 @@ if TYPE_CHECKING:
     from mgk.training.errors import TrainingError as TrainingError
     from mgk.training.evaluation import Evaluation as Evaluation
     from mgk.training.evaluation import evaluate as evaluate
-    from mgk.training.metrics import read_metrics as read_metrics
     from mgk.training.recipe import Recipe as Recipe
     from mgk.training.recipe import load_recipe as load_recipe
     from mgk.training.recipe import read_recipe as read_recipe
     from mgk.training.recipe import write_recipe as write_recipe
     from mgk.training.run import train as train
-    from mgk.training.run_summary import RunSummary as RunSummary
-    from mgk.training.run_summary import read_correct as read_correct
-    from mgk.training.run_summary import read_summary as read_summary
+    from mgk.training.run_dir import RunSummary as RunSummary
+    from mgk.training.run_dir import read_correct as read_correct
+    from mgk.training.run_dir import read_metrics as read_metrics
+    from mgk.training.run_dir import read_summary as read_summary
 
 __all__, __getattr__, __dir__ = lazy_exports(
     __name__,
@@ -29,9 +29,8 @@ __all__, __getattr__, __dir__ = lazy_exports(
         "mgk._util.errors": ["Interrupted"],
         "mgk.training.errors": ["RecipeError", "TrainingError"],
         "mgk.training.evaluation": ["Evaluation", "evaluate"],
-        "mgk.training.metrics": ["read_metrics"],
         "mgk.training.recipe": ["Recipe", "load_recipe", "read_recipe", "write_recipe"],
+        "mgk.training.run_dir": ["RunSummary", "read_correct", "read_metrics", "read_summary"],
         "mgk.training.run": ["train"],
-        "mgk.training.run_summary": ["RunSummary", "read_correct", "read_summary"],
     },
 )

@@ -1,70 +1,70 @@
-"""Checkpoints that are whole or not there: ``checkpoints/step-N``, sealed by a manifest of every file's SHA-256.
+"""Checkpoints of a run: ``checkpoints/step-N``, complete or absent, with the SHA-256 of every file in a manifest.
 
-A checkpoint is written under ``checkpoints/.writing`` and renamed when its manifest is in it, so a name ``step-N`` is
-only ever seen whole. What happens to it later, on the disk, its manifest finds out.
+Tensors are stored as safetensors and the rest as JSON: nothing is ever unpickled.
 """
 
 import json
-import os
 import re
 import shutil
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from mgk.data.sources import file_hash
+from safetensors.torch import load_file, load_model, save_file, save_model
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from mgk._util.files import atomic_folder, file_hash, write_json
+from mgk.training.run_dir import CHECKPOINTS
 
 MANIFEST = "manifest.json"
-CHECKPOINTS = "checkpoints"
-WRITING = ".writing"
-
-_NAME = re.compile(r"step-(\d+)")
-
-
-@dataclass(frozen=True)
-class Choice:
-    """The checkpoint to go on from, if there is one, and what is wrong with newer ones."""
-
-    path: Path | None
-    damaged: dict[Path, str]
-
-    @property
-    def step(self) -> int:
-        """The step to go on from; 0 is the beginning."""
-        return 0 if self.path is None else step_of(self.path)
+MODEL = "model.safetensors"  # weights and buffers, M-step statistics among them
+OPTIMIZER = "optimizer.safetensors"  # the state of each parameter, as NUMBER.NAME
+RANKS = "ranks.safetensors"  # random states and what else each rank has of its own
+PROGRESS = "progress.json"
 
 
-def step_of(checkpoint: Path) -> int:
-    """N of a folder ``step-N``."""
-    match = _NAME.fullmatch(checkpoint.name)
-    assert match is not None, checkpoint
-    return int(match[1])
+def save(
+    run: Path,
+    step: int,
+    model: nn.Module,
+    optimizer: Optimizer,
+    ranks: Mapping[str, Tensor],
+    progress: Mapping[str, Any],
+) -> None:
+    """Write a checkpoint, on the first rank; the options of the optimizer are the recipe's and are not saved."""
+    states = optimizer.state_dict()["state"].items()
+    with atomic_folder(run / CHECKPOINTS / f"step-{step}") as folder:
+        save_model(model, str(folder / MODEL))
+        save_file({f"{n}.{name}": value for n, state in states for name, value in state.items()}, folder / OPTIMIZER)
+        save_file(dict(ranks), folder / RANKS)
+        write_json(folder / PROGRESS, progress)
+        finalize(folder)
 
 
-def list_checkpoints(run: Path) -> list[Path]:
-    """All checkpoints of a run, the newest first, whether whole or damaged."""
-    folder = run / CHECKPOINTS
-    found = [path for path in folder.iterdir() if _NAME.fullmatch(path.name)] if folder.is_dir() else []
-    return sorted(found, key=step_of, reverse=True)
+def load(checkpoint: Path, model: nn.Module, optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Restore the model and the optimizer; the states of the ranks and the progress are returned."""
+    load_model(model, checkpoint / MODEL)
+    states: dict[int, dict[str, Tensor]] = defaultdict(dict)
+    for key, value in load_file(checkpoint / OPTIMIZER).items():
+        number, name = key.split(".")
+        states[int(number)][name] = value
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": states})
+    return load_file(checkpoint / RANKS), json.loads((checkpoint / PROGRESS).read_bytes())
 
 
-def seal(written: Path, target: Path) -> None:
-    """Give a checkpoint its manifest and its name."""
-    files = sorted(path for path in written.rglob("*") if path.is_file())
-    manifest = {
-        str(path.relative_to(written)): {"bytes": path.stat().st_size, "sha256": file_hash(path)} for path in files
+def finalize(folder: Path) -> None:
+    """Write the manifest of a checkpoint's files."""
+    files = {
+        str(path.relative_to(folder)): {"bytes": path.stat().st_size, "sha256": file_hash(path)}
+        for path in sorted(folder.rglob("*"))
     }
-    with (written / MANIFEST).open("w", encoding="utf-8") as file:
-        json.dump({"format": 1, "files": manifest}, file, indent=2)
-    for path in [*files, written / MANIFEST, written]:  # on the disk before the name promises it
-        _sync(path)
-    if target.exists():
-        shutil.rmtree(target)
-    os.rename(written, target)
-    _sync(target.parent)
+    write_json(folder / MANIFEST, {"format": 1, "files": files})
 
 
-def damage(checkpoint: Path) -> str | None:
-    """What is wrong with a checkpoint, in half a sentence; None for a whole one."""
+def verify(checkpoint: Path) -> str | None:
+    """What is wrong with a checkpoint, in half a sentence; None where it matches its manifest."""
     try:
         files = json.loads((checkpoint / MANIFEST).read_bytes())["files"]
         for name, spec in files.items():
@@ -82,15 +82,26 @@ def damage(checkpoint: Path) -> str | None:
     return None
 
 
-def choose(run: Path) -> Choice:
-    """The newest whole checkpoint."""
-    damaged: dict[Path, str] = {}
+def newest_valid(run: Path) -> tuple[Path | None, dict[Path, str]]:
+    """The newest checkpoint that matches its manifest, and what is wrong with newer ones."""
+    corrupt: dict[Path, str] = {}
     for path in list_checkpoints(run):
-        reason = damage(path)
+        reason = verify(path)
         if reason is None:
-            return Choice(path, damaged)
-        damaged[path] = reason
-    return Choice(None, damaged)
+            return path, corrupt
+        corrupt[path] = reason
+    return None, corrupt
+
+
+def list_checkpoints(run: Path) -> list[Path]:
+    """All checkpoints of a run, the newest first, valid or not."""
+    found = [path for path in (run / CHECKPOINTS).glob("step-*") if re.fullmatch(r"step-\d+", path.name)]
+    return sorted(found, key=step_of, reverse=True)
+
+
+def step_of(checkpoint: Path) -> int:
+    """N of a folder ``step-N``."""
+    return int(checkpoint.name.removeprefix("step-"))
 
 
 def last_good(run: Path) -> str:
@@ -100,7 +111,7 @@ def last_good(run: Path) -> str:
 
 
 def remove(checkpoint: Path) -> None:
-    """Delete a checkpoint, its manifest first, so that what is left of it after an interruption is not trusted."""
+    """Delete a checkpoint, its manifest first, so that a half-deleted one is not valid."""
     (checkpoint / MANIFEST).unlink(missing_ok=True)
     shutil.rmtree(checkpoint)
 
@@ -109,11 +120,3 @@ def keep_newest(run: Path, count: int) -> None:
     """Delete all checkpoints but the newest ones."""
     for path in list_checkpoints(run)[count:]:
         remove(path)
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -1,82 +1,101 @@
-"""The few words that ranks exchange; without torchrun there is one rank and nothing to say."""
+"""Thin wrappers over torch.distributed; without torchrun there is one rank and they do nothing."""
 
-import atexit
+import logging
+import multiprocessing
 import os
 import sys
-from typing import NoReturn, TypeVar
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
-from accelerate import PartialState  # type: ignore[import-untyped]
-
-T = TypeVar("T")
 
 
-def leave(code: int) -> NoReturn:
-    """End this process, one of several ranks, with an exit code, but without the interpreter's own ending.
+def choose_device(wanted: str) -> torch.device:
+    """The device of this process: for "auto" the accelerator of its local rank if there is one, else the CPU."""
+    if wanted == "cpu" or not torch.accelerator.is_available():
+        return torch.device("cpu")
+    if num_launched() > 1:
+        torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
+    kind = torch.accelerator.current_accelerator()
+    assert kind is not None
+    return torch.device(kind.type, torch.accelerator.current_device_index())
 
-    A thread of gloo's drops the tensors of a collective some time after the collective is done, which takes the lock of
-    the interpreter. Once the interpreter is ending, a thread that asks for the lock is ended where it stands, in a
-    destructor of C++, and that aborts the process. Destroying the group first is no way out: whatever still holds it, a
-    traceback or a wrapped model, keeps its threads alive. Other ranks are not waited for, as they may have failed.
+
+def init(device: torch.device) -> None:
+    """Join the process group of the processes that torchrun has started, if it has.
+
+    Tensors on the CPU are reduced by gloo, those on an accelerator by its own backend.
     """
-    if code == 0 and dist.is_initialized() and dist.get_backend() != "gloo":
-        dist.destroy_process_group()  # a device's last words to its neighbours may be under way
-    atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    if num_launched() > 1 and not dist.is_initialized():
+        dist.init_process_group("gloo" if device.type == "cpu" else None)
 
 
-def expected() -> int:
-    """How many processes torchrun has started, whether they have met or not."""
+def num_launched() -> int:
+    """The number of processes that torchrun has started, in a process group or not."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def meet(device: torch.device) -> None:
-    """Join the other processes that torchrun has started, if it has."""
-    if expected() > 1:
-        on_cpu = device.type == "cpu"
-        PartialState(cpu=on_cpu, backend="gloo" if on_cpu else None)
-
-
-def is_several() -> bool:
+def is_distributed() -> bool:
     """Whether several processes train together."""
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
 def world_size() -> int:
-    """How many processes there are."""
-    return dist.get_world_size() if is_several() else 1
+    """The number of ranks."""
+    return dist.get_world_size() if is_distributed() else 1
 
 
 def rank() -> int:
-    """This process's number."""
-    return dist.get_rank() if is_several() else 0
+    """The rank of this process."""
+    return dist.get_rank() if is_distributed() else 0
 
 
-def total(values: torch.Tensor) -> torch.Tensor:
-    """The sum over all ranks."""
-    if is_several():
+def all_reduce_sum(values: torch.Tensor) -> torch.Tensor:
+    """The sum over all ranks, in place."""
+    if is_distributed():
         dist.all_reduce(values)
     return values
 
 
+def all_gather(values: torch.Tensor) -> torch.Tensor:
+    """The tensors of all ranks, (world_size, ...)."""
+    found = [values] if not is_distributed() else [torch.empty_like(values) for _ in range(world_size())]
+    if is_distributed():
+        dist.all_gather(found, values)
+    return torch.stack(found)
+
+
+def broadcast(value: int) -> int:
+    """The value of the first rank."""
+    values = torch.tensor(value)
+    if is_distributed():
+        dist.broadcast(values, 0)
+    return int(values)
+
+
 def barrier() -> None:
     """Wait for all ranks."""
-    if is_several():
+    if is_distributed():
         dist.barrier()
 
 
 def is_lost(error: Exception) -> bool:
-    """Whether this error only says that another rank is gone."""
-    return is_several() and (isinstance(error, dist.DistError) or "gloo/transport" in str(error))
+    """Whether the error only says that another rank is gone."""
+    return is_distributed() and (isinstance(error, dist.DistError) or "gloo/transport" in str(error))
 
 
-def from_first(value: T) -> T:
-    """What the first rank says."""
-    if not is_several():
-        return value
-    words = [value]
-    dist.broadcast_object_list(words)
-    return words[0]
+def hard_exit(code: int) -> NoReturn:
+    """End this process, one of several ranks, without finalizing the interpreter.
+
+    A gloo thread may still release tensors; while the interpreter finalizes, taking its
+    lock inside a C++ destructor aborts the process. Destroying the group does not help:
+    whatever holds it keeps its threads alive. Other ranks are not waited for.
+    """
+    if code == 0 and dist.is_initialized() and dist.get_backend() != "gloo":
+        dist.destroy_process_group()  # collectives of a device may be in flight
+    for child in multiprocessing.active_children():  # the workers of a DataLoader
+        child.terminate()
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

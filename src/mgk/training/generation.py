@@ -8,11 +8,11 @@ import torch
 from transformers import AutoTokenizer, TextStreamer
 
 from mgk.data.task_registry import find_task
+from mgk.training.distributed import choose_device
 from mgk.training.errors import RecipeError, TrainingError
-from mgk.training.evaluation import choose_device, read_model
 from mgk.training.recipe import read_recipe
-from mgk.training.run import quiet
 from mgk.training.run_dir import MODEL, RECIPE
+from mgk.training.tasks import load_model, quiet
 
 if TYPE_CHECKING:
     from mgk.models import MgkForCausalLM
@@ -31,53 +31,50 @@ def generate(
     top_p: float = 1.0,
     greedy: bool = False,
     seed: int = 0,
-    say: Callable[[str], None] = lambda text: None,
+    on_note: Callable[[str], None] = lambda text: None,
 ) -> str:
-    """The prompt and what follows it.
+    """The prompt and its continuation.
 
     Args:
-        run: the folder of a finished run.
         prompt: what the text begins with; the end of a line if empty.
-        on_text: called with each piece of it, as soon as that is sure.
-        max_new_tokens: how long it goes on.
-        temperature: that logits are divided by.
-        top_k: draw from so many likeliest tokens; 0 for all.
-        top_p: draw from the likeliest tokens that have this share together.
-        greedy: take the likeliest token always.
-        seed: of the draws.
-        say: called with notes, such as words that the model does not know.
+        on_text: called with each piece of the text as soon as it is final.
+        temperature: logits are divided by it.
+        top_k: sample from the most likely tokens only; 0 for all.
+        top_p: sample from the most likely tokens whose probabilities sum up to this.
+        greedy: take the most likely token instead of sampling.
+        on_note: called with notes, such as words that the model does not know.
     """
     recipe = read_recipe(run / RECIPE)
     task = find_task(recipe.data.name)
     if task.kind != "language":
         raise RecipeError(f"{run}: a model of {recipe.task} classifies, it does not generate text")
-    with quiet():
-        model = cast("MgkForCausalLM", read_model(run, task)).to(choose_device(recipe)).eval()
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(run / MODEL)
-        except (OSError, ValueError) as error:
-            raise TrainingError(f"{run / MODEL}: the tokenizer cannot be loaded ({error})") from None
-    inputs = tokenizer(prompt or "\n", return_tensors="pt")
-    ids = inputs["input_ids"]
-    _say_unknown(tokenizer, ids, say)
+    model = cast("MgkForCausalLM", load_model(run, task)).to(choose_device(recipe.training.device)).eval()
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(run / MODEL)
+    except (OSError, ValueError) as error:
+        raise TrainingError(f"{run / MODEL}: the tokenizer cannot be loaded ({error})") from None
+    ids = tokenizer(prompt or "\n", return_tensors="pt")["input_ids"]
+    unknown = int((ids == tokenizer.unk_token_id).sum()) if tokenizer.unk_token_id is not None else 0
+    if unknown:
+        on_note(f"{unknown} of {ids.shape[1]} words of the prompt are not in the vocabulary")
     length, limit = ids.shape[1] + max_new_tokens, model.config.max_position_embeddings
     if length > limit:
         if model.config.position == "learned" and length - 1 > limit:
             raise RecipeError(
                 f"{ids.shape[1]} tokens of the prompt and {max_new_tokens} new ones exceed {limit} positions"
             )
-        say(f"beyond {limit} tokens the model is outside of what it was trained on")
+        on_note(f"beyond {limit} tokens the model is outside of what it was trained on")
     options: dict[str, Any] = {"do_sample": False}
     if not greedy:
         options = {"do_sample": True, "temperature": temperature, "top_k": top_k, "top_p": top_p}
-    streamer = _Pieces(tokenizer, on_text, skip_prompt=not prompt)
+    streamer = _TextPieces(tokenizer, on_text, skip_prompt=not prompt)
     torch.manual_seed(seed)
     with quiet():
         model.generate(
             ids.to(model.device),
             attention_mask=torch.ones_like(ids).to(model.device),
             max_new_tokens=max_new_tokens,
-            eos_token_id=None,  # the end of a line, not of the text
+            eos_token_id=None,  # it ends a line, not the text
             pad_token_id=0,
             streamer=streamer,
             **options,
@@ -85,8 +82,8 @@ def generate(
     return "".join(streamer.pieces)
 
 
-class _Pieces(TextStreamer):
-    """Hands on text as soon as it is sure: a word when it has ended, a letter when all its bytes are there."""
+class _TextPieces(TextStreamer):
+    """Passes text on as soon as it is final: a word at its end, a character when all its bytes are there."""
 
     def __init__(self, tokenizer: Any, on_text: Callable[[str], None], *, skip_prompt: bool) -> None:
         super().__init__(tokenizer, skip_prompt=skip_prompt)
@@ -96,10 +93,3 @@ class _Pieces(TextStreamer):
     def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
         self.pieces.append(text.replace(f"{_LINE_END} ", "\n").replace(_LINE_END, "\n"))
         self._on_text(self.pieces[-1])
-
-
-def _say_unknown(tokenizer: Any, ids: torch.Tensor, say: Callable[[str], None]) -> None:
-    unknown = getattr(tokenizer, "unk_token_id", None)
-    number = 0 if unknown is None else int((ids == unknown).sum())
-    if number:
-        say(f"{number} of {ids.shape[1]} words of the prompt are not in the vocabulary")

@@ -1,33 +1,30 @@
-"""Finds where numbers stop being finite."""
+"""Finds the first value of a model that is not finite."""
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
 
 from mgk.training.tasks import Batch
 
 
 def first_nonfinite(model: nn.Module, batch: Batch) -> str | None:
-    """The first place, in the order of computation, with a value that is not finite: weights, then outputs."""
+    """The first place with a value that is not finite: among the weights, else in the order of computation."""
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if not torch.isfinite(tensor).all():
             return f"the weights {name!r}"
+    names = {module: name for name, module in model.named_modules() if name}
     found: list[str] = []
 
-    def look(name: str, module: nn.Module, output: object) -> None:
-        if not found and not all(torch.isfinite(value).all() for value in _floats(output)):
-            found.append(f"the output of {name!r} ({type(module).__name__})")
+    def check(module: nn.Module, inputs: object, output: object) -> None:
+        if not found and module in names and not all(torch.isfinite(value).all() for value in _floats(output)):
+            found.append(f"the output of {names[module]!r} ({type(module).__name__})")
 
-    hooks = [
-        module.register_forward_hook(lambda module, _, output, name=name: look(name, module, output))
-        for name, module in model.named_modules()
-        if name
-    ]
+    hook = register_module_forward_hook(check)
     try:
         with torch.no_grad():
             model(**batch)
     finally:
-        for hook in hooks:
-            hook.remove()
+        hook.remove()
     return found[0] if found else None
 
 

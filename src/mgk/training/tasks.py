@@ -1,21 +1,23 @@
-"""From a recipe to its data and its model."""
+"""From a recipe to its data and its model; from a finished run to the model that it has kept."""
 
 import hashlib
 import json
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
+from safetensors import SafetensorError
 from torch import Tensor
 from torch.utils.data import Dataset, Subset
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from transformers.utils import logging as transformers_logging
 
-from mgk.data.batches import Collator
-from mgk.data.datasets import SequenceDataset, load
-from mgk.data.errors import UsageError
-from mgk.data.manifest import Manifest, data_folder
-from mgk.data.preparation import OnStep, prepare, prepared
+from mgk.data import Collator, SequenceDataset, UsageError, data_folder, load, prepare, prepared
+from mgk.data.manifest import Manifest
 from mgk.data.task_registry import Task, find_task
 from mgk.data.tokenizers import tokenizer_for
 from mgk.models import (
@@ -25,8 +27,9 @@ from mgk.models import (
     MgkForImageClassification,
     MgkForSequenceClassification,
 )
-from mgk.training.errors import RecipeError
+from mgk.training.errors import RecipeError, TrainingError
 from mgk.training.recipe import DataSection, Recipe
+from mgk.training.run_dir import MODEL
 
 if TYPE_CHECKING:
     from collections.abc import Sized
@@ -39,19 +42,11 @@ _MODELS: dict[str, type[PreTrainedModel]] = {
     "image": MgkForImageClassification,
     "language": MgkForCausalLM,
 }
-_NO_STEPS: OnStep = lambda done, total: None  # noqa: E731
 
 
 @dataclass(frozen=True)
 class TaskData:
-    """The data of a recipe.
-
-    Attributes:
-        section: of the recipe.
-        task: of the data set.
-        folder: that holds the set's folder.
-        manifest: of the set.
-    """
+    """The data of a recipe; ``folder`` is that of all data sets."""
 
     section: DataSection
     task: Task
@@ -74,10 +69,9 @@ class TaskData:
         return Collator(self.manifest.facts["pad_id"])
 
     def split(self, name: str) -> Dataset[Batch]:
-        """The examples of a split, as many as the recipe says.
+        """The examples of a split, as many as the recipe says: the same random ones always; of running text, the first.
 
-        Fewer than all are drawn at random, always the same ones: sets often come class by class, or with classes
-        taking turns. Of running text, the first.
+        The first examples of a classification set may be of one class.
         """
         data = load(self.task.name, name, folder=self.folder, max_length=self.max_length, colour=self.section.colour)
         limit = getattr(self.section, f"{name}_examples")
@@ -92,8 +86,8 @@ class TaskData:
         return tokenizer_for(self.task.name, self.folder, model_max_length=self.max_length)
 
 
-def open_data(section: DataSection, *, on_step: OnStep = _NO_STEPS) -> TaskData:
-    """The data of a recipe; a set with options is generated on first use."""
+def open_data(section: DataSection) -> TaskData:
+    """The data of a recipe; a data set with options is generated on first use."""
     task = find_task(section.name)
     root = data_folder() if section.folder is None else section.folder
     if section.options:
@@ -102,7 +96,7 @@ def open_data(section: DataSection, *, on_step: OnStep = _NO_STEPS) -> TaskData:
         text = json.dumps(section.options, sort_keys=True)
         root = root / "generated" / hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
         try:
-            prepare(task.name, out=root, options=section.options, on_step=on_step)
+            prepare(task.name, out=root, options=section.options)
         except UsageError as error:
             raise RecipeError(f"data.options: {error}") from None
     return TaskData(section, task, root, prepared(task.name, root)[1])
@@ -121,27 +115,32 @@ def lengths(data: Dataset[Batch]) -> np.ndarray[Any, np.dtype[np.int64]] | None:
     return data.lengths if isinstance(data, SequenceDataset) else None
 
 
-def make_config(recipe: Recipe, data: TaskData) -> MgkConfig:
-    """The configuration of the recipe's model: its own fields, then what the data say."""
+def make_model(recipe: Recipe, data: TaskData) -> PreTrainedModel:
+    """A new model, by the recipe's own fields and what follows from the data; its weights are random."""
+    facts = data.manifest.facts
     values = {
-        "vocab_size": data.manifest.facts["vocab_size"],
+        "vocab_size": facts["vocab_size"],
         "max_position_embeddings": data.max_length,
         **({} if data.is_language else {"num_labels": data.task.num_labels}),
-        **({"image_size": data.manifest.facts["height"]} if "height" in data.manifest.facts else {}),
+        **({"image_size": facts["height"]} if "height" in facts else {}),
         **recipe.model.given(),
     }
     try:
-        return MgkConfig(**values)
+        return model_class(data.task)(MgkConfig(**values))
     except (TypeError, ValueError) as error:
         raise RecipeError(f"model: {error}") from None
 
 
-def make_model(recipe: Recipe, data: TaskData) -> PreTrainedModel:
-    """A new model; its weights are drawn from torch's generator as it stands."""
+def load_model(run: Path, task: Task) -> PreTrainedModel:
+    """The model of a finished run of this task; its data need not be there."""
+    folder = run / MODEL
+    if not folder.is_dir():
+        raise TrainingError(f"{run}: this run is not finished: go on with mgk train --resume --out {run}")
     try:
-        return model_class(data.task)(make_config(recipe, data))
-    except (TypeError, ValueError) as error:
-        raise error if isinstance(error, RecipeError) else RecipeError(f"model: {error}") from None
+        with quiet():
+            return model_class(task).from_pretrained(folder)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise TrainingError(f"{folder}: the model cannot be loaded ({error})") from None
 
 
 def model_class(task: Task) -> type[PreTrainedModel]:
@@ -150,16 +149,32 @@ def model_class(task: Task) -> type[PreTrainedModel]:
 
 
 def num_targets(batch: Batch) -> Tensor:
-    """How many predictions the loss of a batch is the mean of."""
+    """How many predictions the loss of a batch is the mean of: labels other than -100."""
     labels = batch["shift_labels"] if "shift_labels" in batch else batch["labels"]
     return labels.ne(-100).sum()
 
 
 def num_tokens(batch: Batch, config: MgkConfig) -> int:
-    """How many real tokens a batch has: pixels or patches of images, padding left out."""
+    """How many tokens a batch has without padding; of images, pixels or patches."""
     masks = [value for name, value in batch.items() if name.startswith("attention_mask")]
     if masks:
         return int(sum(mask.sum() for mask in masks))
     if "pixel_values" in batch:
         return len(batch["pixel_values"]) * (config.num_patches or 1)
     return int(num_targets(batch)) if "shift_labels" in batch else batch["input_ids"].numel()
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without the progress bars and warnings of torch and transformers."""
+    had_bars = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module=r"(torch|transformers)\b")
+            # Its replacement is missing in older releases of torch.
+            warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
+            yield
+    finally:
+        if had_bars:
+            transformers_logging.enable_progress_bar()

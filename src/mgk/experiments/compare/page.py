@@ -5,7 +5,8 @@ from math import isfinite
 from markupsafe import Markup
 
 from mgk.analysis.confidence_intervals import Interval
-from mgk.experiments.compare.result import Comparison, Look, Result
+from mgk.experiments.compare.result import Comparison, Result
+from mgk.experiments.model_analysis import Inspection
 from mgk.experiments.render import html
 from mgk.experiments.render.charts import Lines, Maps, interval_chart, series_over_seeds
 from mgk.experiments.render.numbers import bytes_text, interval_text, percent, points, seconds_text, short
@@ -15,7 +16,7 @@ from mgk.experiments.render.tables import SYNTHETIC_DATA
 _SMOOTHING = 5
 
 
-def comparison_page(comparison: Comparison, look: Look) -> str:
+def comparison_page(comparison: Comparison, inspection: Inspection) -> str:
     """The whole page."""
     others = " and ".join(result.title for result in comparison.results[1:])
     table = html.table(table_caption(comparison), result_columns(comparison), result_rows(comparison))
@@ -26,7 +27,7 @@ def comparison_page(comparison: Comparison, look: Look) -> str:
             html.section("Results and costs", table),
             html.section("Differences to the baseline", *_differences(comparison)),
             html.section("Training curves", _curves(comparison)),
-            html.section("Attention maps", *_maps(comparison, look)),
+            html.section("Attention maps", *_maps(comparison, inspection)),
             html.section("How this was made", *_origin(comparison)),
         ],
     )
@@ -193,16 +194,16 @@ def _curves(comparison: Comparison) -> Markup:
     return html.join([figures, html.paragraph("Bands span the seeds.")]) if len(comparison.seeds) > 1 else figures
 
 
-def _maps(comparison: Comparison, look: Look) -> list[Markup]:
+def _maps(comparison: Comparison, inspection: Inspection) -> list[Markup]:
     parts = [
         html.paragraph(
-            f"One example of the test split, of {look.tokens} tokens, through the first model of each kind. A row is a"
-            " query, a column a key; the lighter, the more weight. Each map is scaled to its own largest weight."
+            f"One example of the test split, of {inspection.tokens} tokens, through the first model of each kind. A row"
+            " is a query, a column a key; the lighter, the more weight. Each map is scaled to its own largest weight."
         ),
-        html.code_block(look.example),
+        html.code_block(inspection.example),
     ]
     for result in comparison.results:
-        panel = Maps(title=result.title, maps=look.maps[result.name])
+        panel = Maps(title=result.title, maps=inspection.maps[result.name])
         parts += [html.subheading(result.title), html.figure(panel.to_html(), panel.description)]
     return parts
 

@@ -1,37 +1,35 @@
-"""What a comparison found, as data: the page and the table are made from it, and ``comparison.json`` holds it."""
+"""A comparison as data: the page and the table are made from it, and ``comparison.json`` holds it."""
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Self
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Literal
 
-from mgk.analysis.attention_maps import AttentionMaps
-from mgk.analysis.confidence_intervals import Interval, PairedDifference
-from mgk.analysis.formula import Quantity
-
-Curve = tuple[tuple[float, float], ...]  # (step, value)
-
-FORMAT = 1
+from mgk._util import json_codec
+from mgk.analysis.confidence_intervals import (
+    Interval,
+    PairedDifference,
+    mean_accuracy,
+    mean_difference,
+    paired_difference,
+)
+from mgk.experiments.model_analysis import Inspection
+from mgk.experiments.plan import Plan
+from mgk.experiments.result_store import Curve, TrialResult
+from mgk.experiments.trials import Trial
 
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """One contender.
+    """One model.
 
     Attributes:
-        name: ``mgk:4``.
-        title: for people.
-        parameters: of the model.
-        flops: of the forward of one example, by the cost model.
-        flops_formula: in symbols and numbers.
+        flops: of the forward pass of one example, by the cost model.
         seconds_per_step: the median over steps, and over seeds.
         peak_memory_bytes: beyond what was in use before training, the most over seeds; None: not measured.
-        values: the metric on the test split, by seed.
-        score: their mean, with its 95% interval.
-        losses: of training, a curve for each seed.
-        validation: the metric on the split that is looked at, a curve for each seed.
+        validation: the metric on the split that is evaluated during training, a curve for each seed.
         paired: the difference to the baseline, example by example; None for the baseline and for perplexities.
         gap: the difference to the baseline of a perplexity, seed by seed.
-        runs: the folders, by seed.
     """
 
     name: str
@@ -52,25 +50,16 @@ class Result:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """All contenders, the baseline first.
+    """All models, the baseline first.
 
     Attributes:
-        task: the recipe's.
-        data: the data set's; "synthetic-..." is a made-up sample.
-        preset: the recipe's.
-        metric: "accuracy" or "perplexity".
-        chance: of always answering the most frequent class; None for perplexities.
+        data: the data set's; "synthetic-..." is a synthetic sample.
+        chance: the accuracy of the majority-class baseline; None for perplexities.
         test_examples: how many; tokens of running text.
         length: tokens of the example that the FLOPs are for, the mean of the test split.
-        steps: of every run.
-        seeds: of the runs of each contender.
-        results: of the contenders.
-        command: that made this.
-        machine: where, with which versions.
-        date: UTC, ISO 8601.
-        recipe: of the baseline's first run, as YAML.
     """
 
+    format: Literal[1] = 1
     task: str
     data: str
     preset: str
@@ -85,11 +74,10 @@ class Comparison:
     machine: str
     date: str
     recipe: str
-    format: int = FORMAT
 
     @property
     def baseline(self) -> Result:
-        """The first contender."""
+        """The first model."""
         return self.results[0]
 
     @property
@@ -97,59 +85,65 @@ class Comparison:
         """Whether higher is better."""
         return self.metric == "accuracy"
 
-    def to_json(self) -> dict[str, Any]:
-        """As JSON data."""
-        return asdict(self)
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """From JSON data; ``KeyError`` or ``TypeError`` when it is something else."""
-        if data["format"] != FORMAT:
-            raise TypeError(f"this is format {data['format']}, not {FORMAT}")
-        results = tuple(_result(item) for item in data["results"])
-        return cls(**{**data, "seeds": tuple(data["seeds"]), "results": results})
+def compare_results(plan: Plan, results: Mapping[Trial, TrialResult], inspection: Inspection) -> Comparison:
+    """Compare the results of all trials of a plan; the first model is the baseline."""
+    from mgk._util.machine import Machine  # imports torch
 
-
-@dataclass(frozen=True)
-class Look:
-    """What is seen in the models of a comparison.
-
-    Attributes:
-        flops: of the forward of one example of mean length, by contender.
-        length: that length.
-        chance: of always answering the most frequent class of the test split; None for running text.
-        maps: of one example, by contender.
-        example: the example as text, cut where it is long; of images a few words.
-        tokens: how many it has.
-        machine: this one.
-        date: now, UTC.
-    """
-
-    flops: dict[str, Quantity]
-    length: int
-    chance: float | None
-    maps: dict[str, AttentionMaps]
-    example: str
-    tokens: int
-    machine: str
-    date: str
-
-
-def _result(data: Mapping[str, Any]) -> Result:
-    paired, gap = data["paired"], data["gap"]
-    return Result(
-        **{
-            **data,
-            "values": tuple(data["values"]),
-            "score": Interval(**data["score"]),
-            "losses": _curves(data["losses"]),
-            "validation": _curves(data["validation"]),
-            "paired": paired and PairedDifference(**{**paired, "difference": Interval(**paired["difference"])}),
-            "gap": gap and Interval(**gap),
-            "runs": tuple(data["runs"]),
-        }
+    groups = [[results[trial] for trial in plan.trials if trial.model == model] for model in plan.models]
+    first = groups[0][0]
+    summary = first.summary
+    return Comparison(
+        task=summary.task,
+        data=summary.data,
+        preset=summary.preset,
+        metric=summary.metric,
+        chance=first.data.chance if summary.metric == "accuracy" else None,
+        test_examples=summary.examples,
+        length=inspection.length,
+        steps=summary.steps,
+        seeds=tuple(result.trial.seed for result in groups[0]),
+        results=tuple(_compared(group, None if group is groups[0] else groups[0], inspection) for group in groups),
+        command=plan.commands[first.trial],
+        machine=str(json_codec.load(Machine, first.machine)),
+        date=first.machine["date"],
+        recipe=first.recipe.to_yaml(),
     )
 
 
-def _curves(data: Any) -> tuple[Curve, ...]:
-    return tuple(tuple((step, value) for step, value in curve) for curve in data)
+def _compared(group: Sequence[TrialResult], baseline: Sequence[TrialResult] | None, inspection: Inspection) -> Result:
+    """The results of one model, and what they differ from the baseline's by."""
+    model, summaries = group[0].trial.model, [result.summary for result in group]
+    values = _values(group)
+    peaks = [summary.peak_memory_bytes for summary in summaries]
+    paired = gap = None
+    if summaries[0].metric == "accuracy":
+        correct = [result.correct or () for result in group]
+        score = mean_accuracy(correct)
+        if baseline is not None:
+            paired = paired_difference(correct, [result.correct or () for result in baseline])
+    else:
+        score = mean_difference(values, [0.0] * len(values))
+        if baseline is not None:
+            gap = mean_difference(values, _values(baseline))
+    flops = inspection.flops[model.name]
+    return Result(
+        name=model.name,
+        title=model.phrase,
+        parameters=summaries[0].parameters,
+        flops=flops.value,
+        flops_formula=flops.explain(),
+        seconds_per_step=median(summary.seconds_per_step for summary in summaries),
+        peak_memory_bytes=None if None in peaks else max(peak for peak in peaks if peak is not None),
+        values=values,
+        score=score,
+        losses=tuple(result.losses for result in group),
+        validation=tuple(result.validation for result in group),
+        paired=paired,
+        gap=gap,
+        runs=tuple(str(result.trial) for result in group),
+    )
+
+
+def _values(group: Sequence[TrialResult]) -> tuple[float, ...]:
+    return tuple(result.summary.metrics[f"test_{result.summary.metric}"] for result in group)

@@ -5,9 +5,12 @@ The rules are in :mod:`mgk.experiments.evidence.decision_rules`.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from importlib import resources
 from itertools import pairwise
 from statistics import fmean
 from typing import Any
+
+import yaml
 
 from mgk.analysis import cost_model
 from mgk.analysis.confidence_intervals import student_interval
@@ -32,11 +35,10 @@ from mgk.experiments.evidence.effects import (
     mean_of,
     paired_by_seed,
 )
+from mgk.experiments.model_spec import HALVED, ModelSpec, sizes_of_paper
 from mgk.experiments.render.numbers import confidence_text, json_safe, plural, signed
-from mgk.experiments.reproduce.paper_costs import HALVED, sizes_of_paper
 from mgk.experiments.reproduce.published import LRA
 from mgk.experiments.reproduce.registry import EXPERIMENTS
-from mgk.experiments.trials import ModelSpec
 
 Rule = Callable[[ExperimentResults], Iterator[Evidence]]
 Count = Callable[[cost_model.Sizes], Quantity]
@@ -221,7 +223,7 @@ def _cost(count: Count, model: ModelSpec) -> int:
     return count(sizes_of_paper(model)).value
 
 
-def _halved_costs(*attentions: str) -> Rule:
+def _halved_costs(attentions: Sequence[str]) -> Rule:
     """Both are lower with half the heads, and the more heads the larger the saving."""
 
     def rule(results: ExperimentResults) -> Iterator[Evidence]:
@@ -266,120 +268,33 @@ def _most_efficient(results: ExperimentResults) -> Iterator[Evidence]:
         )
 
 
-CLAIMS = (
-    Claim(
-        "half-the-heads",
-        "mgk and smgk with half the heads are as accurate as softmax or more.",
-        "abstract, Section 3.1, Table 1",
-        _against_baseline("table1", half=True, is_comparable=True),
-    ),
-    Claim(
-        "half-the-heads-better",
-        "mgk and smgk with half the heads are consistently more accurate than softmax.",
-        "Section 3.1, Table 1",
-        _against_baseline("table1", half=True, is_comparable=False),
-    ),
-    Claim(
-        "same-heads",
-        "With the same heads, mgk and smgk are more accurate than softmax.",
-        "Section 3.1, Table 1",
-        _against_baseline("table1", half=False, is_comparable=False),
-    ),
-    Claim("smgk-best", "smgk is the best across the tasks.", "Section 3.1, Table 1", _smgk_best),
-    Claim(
-        "linear-half-the-heads",
-        "mlk and smlk with half the heads are as accurate as linear attention or more.",
-        "Section 3.1, Table 2",
-        _against_baseline("table2", half=True, is_comparable=True),
-    ),
-    Claim(
-        "linear-same-heads",
-        "With the same heads, mlk and smlk are more accurate than linear attention.",
-        "Section 3.1, Table 2",
-        _against_baseline("table2", half=False, is_comparable=False),
-    ),
-    Claim(
-        "throughout-training",
-        "On Retrieval, mgk and mlk with 1 and 2 heads are always better than 2-head softmax and linear attention while"
-        " they train.",
-        "Section 3.1, Figure 1",
-        _throughout_training,
-    ),
-    Claim(
-        "language-half-the-heads",
-        "A language model of mgk with half the heads has a lower test perplexity than softmax.",
-        "Section 3.2, Table 3",
-        _against_baseline("table3", half=True, is_comparable=False, only=("mgk",)),
-    ),
-    Claim(
-        "language-same-heads",
-        "With the same heads, mgk and smgk have a lower test perplexity than softmax.",
-        "Section 3.2, Table 3, Figure 4",
-        _against_baseline("table3", half=False, is_comparable=False, only=("mgk", "smgk")),
-    ),
-    Claim(
-        "language-linear-half-the-heads",
-        "A language model of mlk with half the heads has a test perplexity comparable to linear attention's.",
-        "Section 3.2, Table 3",
-        _against_baseline("table3", half=True, is_comparable=True, only=("mlk",)),
-    ),
-    Claim(
-        "language-linear-same-heads",
-        "With the same heads, mlk has a lower test perplexity than linear attention.",
-        "Section 3.2, Table 3, Figure 4",
-        _against_baseline("table3", half=False, is_comparable=False, only=("mlk",)),
-    ),
-    Claim(
-        "ranks",
-        "On Retrieval, attention matrices of mgk have higher ranks than those of softmax.",
-        "Section 3.3, Figure 2",
-        _ranks("fig2"),
-    ),
-    Claim(
-        "language-ranks",
-        "In language models, attention matrices of mgk have higher ranks than those of softmax.",
-        "Appendix A.2, Figure 6",
-        _ranks("fig6"),
-    ),
-    Claim(
-        "redundancy",
-        "The heads of mgk are less redundant than those of softmax.",
-        "abstract, Section 3.3, Figures 2 and 5 (argued there, measured here)",
-        _redundancy,
-    ),
-    Claim(
-        "costs",
-        "mgk and smgk with half the heads have fewer parameters and FLOPs than softmax, and the advantage grows with"
-        " the heads.",
-        "Section 3.3, Figure 3",
-        _halved_costs("mgk", "smgk"),
-    ),
-    Claim(
-        "linear-costs",
-        "mlk and smlk with half the heads have fewer parameters and FLOPs than linear attention, and the advantage"
-        " grows with the heads.",
-        "Section 3.3, Figure 3",
-        _halved_costs("mlk", "smlk"),
-    ),
-    Claim(
-        "techniques",
-        "smgk has fewer parameters than mgk, with a soft or a hard E-step.",
-        "Appendix A.3, Figure 7",
-        _fewest_parameters,
-    ),
-    Claim(
-        "hard-e",
-        "smgk with a hard E-step is comparable to the best model of each task.",
-        "Section 3.3, Table 4",
-        _hard_e,
-    ),
-    Claim(
-        "hard-e-costs",
-        "smgk with a hard E-step is the most efficient of the models of Table 4.",
-        "Section 3.3, Table 4, Figure 7",
-        _most_efficient,
-    ),
-)
+# The rules by their names in claims.yaml; those with options are made by them.
+_RULES: Mapping[str, Rule] = {
+    "smgk_best": _smgk_best,
+    "hard_e": _hard_e,
+    "throughout_training": _throughout_training,
+    "redundancy": _redundancy,
+    "fewest_parameters": _fewest_parameters,
+    "most_efficient": _most_efficient,
+}
+_RULES_WITH_OPTIONS: Mapping[str, Callable[..., Rule]] = {
+    "against_baseline": _against_baseline,
+    "ranks": _ranks,
+    "halved_costs": _halved_costs,
+}
+
+
+def _read_claims() -> tuple[Claim, ...]:
+    text = (resources.files("mgk.experiments.evidence") / "claims.yaml").read_text("utf-8")
+    claims = []
+    for name, fields in yaml.safe_load(text).items():
+        options = fields.get("options")
+        rule = _RULES_WITH_OPTIONS[fields["rule"]](**options) if options else _RULES[fields["rule"]]
+        claims.append(Claim(name, fields["text"], fields["where"], rule))
+    return tuple(claims)
+
+
+CLAIMS = _read_claims()
 
 
 def verdicts(results: ExperimentResults) -> dict[str, Verdict]:

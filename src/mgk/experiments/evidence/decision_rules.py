@@ -1,18 +1,17 @@
-"""How a claim is decided by measurements: confirmed, inconclusive or contradicted. Does not import torch.
+"""The rules by which measurements decide a claim. Does not import torch.
 
-d is the difference between a candidate and a baseline, above 0 where the candidate is better, with its 95% confidence
-interval [low, high]: in points of accuracy, the mean over the paper's tasks, paired by seed and test example; for
-language models in per cent of the baseline's perplexity, paired by seed.
+d is the difference of a candidate to a baseline, above 0 where the candidate is
+better, with its 95% confidence interval [low, high].
 
-- "better" is confirmed if low > 0, contradicted if high < 0, and inconclusive otherwise.
-- "comparable or better" is confirmed if low > -margin, contradicted if high < -margin, and inconclusive otherwise. The
-  margin is 1 point of accuracy or 2 per cent of perplexity: about the difference between two seeds of one model.
-- A task is left out if neither model is above the majority-class baseline.
-- A claim about several pairs of models is confirmed if it is for all of them, contradicted if it is for at least one,
-  and inconclusive otherwise.
-- A claim about cost follows from formulas: confirmed or contradicted.
-- "throughout training" is confirmed if the mean over seeds is better at every evaluation, contradicted if the interval
-  of the difference, paired by seed, lies below 0 at one of them, and inconclusive otherwise.
+- "better": confirmed if low > 0, contradicted if high < 0.
+- "comparable or better": the same with -margin in place of 0, where the margin is
+  1 point of accuracy or 2% of perplexity.
+- "throughout training": confirmed if the mean over seeds is better at every
+  evaluation, contradicted if high < 0 at one of them.
+- Several pairs of models: confirmed if all are, contradicted if one is.
+- Otherwise inconclusive. Costs follow from formulas.
+
+A task is left out if neither model is above the majority-class baseline.
 """
 
 import re

@@ -8,8 +8,8 @@ from typing import TypeVar
 
 from mgk.analysis.confidence_intervals import Interval, paired_difference, student_interval
 from mgk.experiments.model_analysis import ModelAnalysis
+from mgk.experiments.model_spec import ModelSpec
 from mgk.experiments.result_store import TrialResult
-from mgk.experiments.trials import ModelSpec
 
 _Item = TypeVar("_Item", TrialResult, ModelAnalysis)
 _ByModel = dict[tuple[str, ModelSpec], list[_Item]]

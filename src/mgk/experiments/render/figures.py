@@ -15,11 +15,10 @@ from mgk.analysis.formula import Quantity
 from mgk.experiments.evidence.claims import TECHNIQUES
 from mgk.experiments.evidence.effects import ExperimentResults
 from mgk.experiments.model_analysis import ModelAnalysis
+from mgk.experiments.model_spec import HALVED, ModelSpec, sizes_of_paper
 from mgk.experiments.render.charts import Lines, Maps, Points, Series, series_over_seeds
-from mgk.experiments.reproduce.paper_costs import HALVED, sizes_of_paper
 from mgk.experiments.reproduce.registry import Experiment
 from mgk.experiments.result_store import TrialResult
-from mgk.experiments.trials import ModelSpec
 from mgk.variants import VARIANTS
 
 _BINS = 20

@@ -98,4 +98,4 @@ def page(
         "<title>{0}</title>\n<style>\n{1}</style>\n</head>\n"
         "<body>\n<main>\n<h1>{0}</h1>\n{2}\n</main>\n{3}</body>\n</html>\n"
     ).format(title, Markup(style), join(parts), Markup(f"<script>\n{script}</script>\n" if script else ""))
-    return str(document)
+    return str(document)  # not Markup, whose methods escape their arguments

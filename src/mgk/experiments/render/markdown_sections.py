@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
+from mgk._util.files import write_file
 from mgk.experiments.artifacts import Outputs
 from mgk.experiments.evidence.claims import CLAIMS, verdicts
 from mgk.experiments.evidence.decision_rules import NOT_MEASURED
@@ -16,7 +17,7 @@ from mgk.experiments.render.figure_png import draw
 from mgk.experiments.render.tables import DASH, machines, markdown, markdown_table
 from mgk.experiments.reproduce.published import AVERAGE, LRA
 from mgk.experiments.reproduce.registry import EXPERIMENTS
-from mgk.experiments.result_store import FIGURES, TABLES, write_bytes, write_text
+from mgk.experiments.result_store import FIGURES, TABLES
 from mgk.training.errors import RecipeError, TrainingError
 
 # Relative to the document.
@@ -59,8 +60,8 @@ def fill_document(path: Path, outputs: Outputs, results: str) -> list[str]:
     for figure in outputs.figures.values():
         image = f"{IMAGES}/{figure.id}.png"
         if image in filled:
-            write_bytes(path.parent / image, draw(figure))
-    write_text(path, filled)
+            write_file(path.parent / image, draw(figure))
+    write_file(path, filled)
     return names
 
 
@@ -70,6 +71,7 @@ def _makers(outputs: Outputs, results: str) -> Mapping[str, Callable[[], str]]:
         "verdicts": partial(_verdicts, outputs),
         "measured": partial(_measured, outputs),
         "summary": partial(_summary, outputs, results),
+        "headlines": partial(_headlines, outputs, results),
         **bench_parts(outputs.bench, results),
         **{name: partial(_experiment, outputs, results, name) for name in EXPERIMENTS},
     }
@@ -119,7 +121,7 @@ def _experiment(outputs: Outputs, results: str, name: str) -> str:
 
 
 def _summary(outputs: Outputs, results: str) -> str:
-    """For a first page: the number of claims by outcome, and one number of each model."""
+    """For a first page: the number of claims by outcome."""
     preset = outputs.results.preset
     if not outputs.records:
         return (
@@ -129,13 +131,18 @@ def _summary(outputs: Outputs, results: str) -> str:
     folder = f"{results}/{TABLES}/{preset}"
     outcomes = sorted(verdict.outcome for verdict in verdicts(outputs.results).values())
     counts = ", ".join(f"{outcomes.count(name)} {name}" for name in dict.fromkeys(outcomes) if name != NOT_MEASURED)
-    parts = [f"Of the paper's claims, at preset `{preset}`: {counts} (`{folder}/claims.json`)."]
-    parts += _headlines(outputs, folder, ["table1", "table2", "table4"], AVERAGE)
-    parts += _headlines(outputs, folder, ["table3"], "test")
-    return "\n\n".join(parts)
+    return f"Of the paper's claims, at preset `{preset}`: {counts} (`{folder}/claims.json`)."
 
 
-def _headlines(outputs: Outputs, folder: str, names: Sequence[str], column: str) -> list[str]:
+def _headlines(outputs: Outputs, results: str) -> str:
+    """One number of each model beside the paper's."""
+    folder = f"{results}/{TABLES}/{outputs.results.preset}"
+    parts = _headline_table(outputs, folder, ["table1", "table2", "table4"], AVERAGE)
+    parts += _headline_table(outputs, folder, ["table3"], "test")
+    return "\n\n".join(parts) or "Nothing has been measured yet."
+
+
+def _headline_table(outputs: Outputs, folder: str, names: Sequence[str], column: str) -> list[str]:
     """One column of the tables that have it, a row per model, with its caption; nothing where none has it."""
     tables = [table for name in names if (table := outputs.tables.get(name)) and column in table.columns]
     if not tables:

@@ -8,11 +8,12 @@ from typing import Any
 
 from mgk.analysis.confidence_intervals import Interval
 from mgk.experiments.evidence.effects import ExperimentResults, is_above_chance, mean_of
+from mgk.experiments.model_spec import ModelSpec
 from mgk.experiments.render.numbers import interval_text, json_safe, short, signed
 from mgk.experiments.reproduce.published import AVERAGE, EXTRA_TASKS, LRA, TABLES
 from mgk.experiments.reproduce.registry import Experiment
 from mgk.experiments.result_store import TrialResult
-from mgk.experiments.trials import ModelSpec, changes
+from mgk.experiments.trials import changes
 
 FORMAT = 1
 DASH = "–"
@@ -221,10 +222,10 @@ def _row(
 ) -> Row:
     published = experiment.published(model, results.preset)
     reference = experiment.reference(model, results.preset)
-    table = TABLES.get(experiment.id)
+    table = TABLES.get(experiment.id, {})
     entries: dict[str, Entry] = {}
     for column in columns:
-        paper = None if table is None else table.value(published, column)
+        paper = table.get(published, {}).get(column)
         if column == AVERAGE:
             entries[column] = _average([entries[task] for task in LRA], paper, [trials[task] for task in LRA])
             continue
@@ -237,7 +238,7 @@ def _row(
         entries[column] = _entry(values, paper, interval)
     counts = [len(entries[column].values) for column in columns]
     sizes = [trial.summary.parameters for group in trials.values() for trial in group]
-    is_other = published != model and table is not None and published in table.rows
+    is_other = published != model and published in table
     return Row(
         model=model.title,
         paper_model=published.title if is_other else None,

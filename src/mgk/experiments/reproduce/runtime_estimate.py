@@ -1,5 +1,6 @@
 """How long trials will take on this machine, before they start."""
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -8,7 +9,7 @@ from statistics import fmean, median
 from mgk._util.progress import duration
 from mgk.analysis import cost_model
 from mgk.analysis.cost_model import Sizes
-from mgk.experiments.reproduce.paper_costs import sizes_of
+from mgk.experiments.model_spec import sizes_of
 from mgk.experiments.result_store import ResultStore, TrialResult
 from mgk.experiments.trials import Trial
 from mgk.training.recipe import Recipe
@@ -17,37 +18,35 @@ EARLIER = "from earlier trials of the same kind"
 BY_RATE = "from other trials' FLOP rates"
 BY_FORMULA = "by the cost model and this machine's FLOP rate"
 
-# Of the FLOPs of a timed layer: examples and length that take a fraction of a second.
+# Query-key pairs and length of the timed layer: a fraction of a second.
 _TIMED_PAIRS = 2**20
-_LONGEST = 1024
+_MAX_LENGTH = 1024
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Of a trial: how long, and how that is known."""
+    """The time of a trial, and what the estimate is based on."""
 
     seconds: float
-    how: str
+    basis: str
 
 
-def estimate(trials: Sequence[Trial], results: ResultStore) -> dict[Trial, Estimate]:
+def estimate(trials: Sequence[Trial], store: ResultStore) -> dict[Trial, Estimate]:
     """The time that each trial takes, one at a time.
 
-    Known from trials of the same model and task on such a machine, whatever their seed; else from the FLOPs that the
-    cost model counts and the rate that other trials reached, of the task or else of the model, or else a layer of the
-    model that is timed now. Inputs are taken at full length and splits as far as their sizes are known, so it is on
-    the high side for texts.
+    From trials of the same model and task on such a machine; else from the FLOP rate of
+    other trials of the task or the model; else from one layer that is timed now. Inputs
+    count at full length, so the estimate is high for texts.
     """
-    records = _records({trial.preset for trial in trials}, results)
+    results = _on_this_machine(result for preset in {t.preset for t in trials} for result in store.results(preset))
     found = {}
     for trial in trials:
-        of_task = [record for record in records if record.trial.task == trial.task]
-        of_model = [record for record in records if record.trial.model == trial.model]
-        same = [record for record in of_task if record.trial.model == trial.model]
-        if same:
-            found[trial] = Estimate(fmean(record.seconds / record.jobs for record in same), EARLIER)
+        of_task = [result for result in results if result.trial.task == trial.task]
+        of_model = [result for result in results if result.trial.model == trial.model]
+        if same := [result for result in of_task if result.trial.model == trial.model]:
+            found[trial] = Estimate(fmean(result.seconds / result.jobs for result in same), EARLIER)
         elif others := of_task or of_model:
-            rate = median(total_flops(record.recipe) / (record.seconds / record.jobs) for record in others)
+            rate = median(total_flops(result.recipe) / (result.seconds / result.jobs) for result in others)
             found[trial] = Estimate(total_flops(trial.recipe) / rate, BY_RATE)
         else:
             found[trial] = Estimate(total_flops(trial.recipe) / _rate(trial.recipe), BY_FORMULA)
@@ -55,26 +54,22 @@ def estimate(trials: Sequence[Trial], results: ResultStore) -> dict[Trial, Estim
 
 
 def in_words(estimates: Mapping[Trial, Estimate]) -> str:
-    """All together, and how that is known."""
+    """The sum, and what it is based on."""
     total = sum(item.seconds for item in estimates.values())
-    ways = dict.fromkeys(item.how for item in estimates.values())
-    return f"about {duration(total)} ({'; '.join(ways)})"
+    bases = dict.fromkeys(item.basis for item in estimates.values())
+    return f"about {duration(total)} ({'; '.join(bases)})"
 
 
 def total_flops(recipe: Recipe) -> float:
-    """Of a whole trial: training, looking at the validation split on the way, and the test."""
+    """Of a whole trial: training, the evaluations on the way, and the test."""
     training, evaluation = recipe.training, recipe.evaluation
-    steps = cost_model.training_flops(replace(_sizes(recipe), batch=training.batch_size)).value * training.max_steps
-    one = cost_model.forward_flops(_sizes(recipe)).value
-    looks = training.max_steps // (evaluation.every or training.max_steps)
-    sizes = {split: _examples(recipe, split) for split in ("validation", "test")}
-    return float(steps + one * (looks * sizes[evaluation.split] + (sizes["test"] if evaluation.test else 0)))
-
-
-def _sizes(recipe: Recipe) -> Sizes:
-    """An adaptive softmax meets its first words at every step and the rest at few: only those are taken."""
     sizes = sizes_of(recipe)
-    return replace(sizes, cutoffs=(), vocab=sizes.cutoffs[0]) if sizes.cutoffs else sizes
+    if sizes.cutoffs:  # an adaptive softmax computes its first class of words at every step and the others rarely
+        sizes = replace(sizes, cutoffs=(), vocab=sizes.cutoffs[0])
+    steps = cost_model.training_flops(replace(sizes, batch=training.batch_size)).value * training.max_steps
+    evaluated = training.max_steps // (evaluation.every or training.max_steps) * _examples(recipe, evaluation.split)
+    tested = _examples(recipe, "test") if evaluation.test else 0
+    return float(steps + cost_model.forward_flops(sizes).value * (evaluated + tested))
 
 
 def _examples(recipe: Recipe, split: str) -> int:
@@ -82,37 +77,31 @@ def _examples(recipe: Recipe, split: str) -> int:
     limit: int | None = getattr(recipe.data, f"{split}_examples")
     if recipe.data.name.startswith("synthetic-"):
         return min(limit or 64, 64)
-    if limit is not None:
-        return limit
-    made = recipe.data.options.get(split)
-    return made if isinstance(made, int) else 2000
+    generated = recipe.data.options.get(split)
+    return limit or (generated if isinstance(generated, int) else 2000)
 
 
-def _records(presets: Iterable[str], results: ResultStore) -> list[TrialResult]:
-    """What was measured on a machine like this one."""
-    found = [record for preset in presets for record in results.records(preset)]
+def _on_this_machine(results: Iterable[TrialResult]) -> list[TrialResult]:
+    """The results that were measured on such a machine."""
+    found = list(results)
     if not found:
         return []
     from mgk._util.machine import describe
 
     here = describe()
-    kind = (here.processor, here.cores, here.accelerator)
-    return [
-        item for item in found if tuple(item.machine[name] for name in ("processor", "cores", "accelerator")) == kind
-    ]
+    kind = {"processor": here.processor, "cores": here.cores, "accelerator": here.accelerator}
+    return [result for result in found if kind.items() <= result.machine.items()]
 
 
 def _rate(recipe: Recipe) -> float:
     """FLOP/s of a training step of one layer of the recipe's model."""
-    length = min(recipe.data.max_length or _LONGEST, _LONGEST)
+    length = min(recipe.data.max_length or _MAX_LENGTH, _MAX_LENGTH)
     batch = min(recipe.training.batch_size, max(1, _TIMED_PAIRS // length**2))
     return _timed_rate(replace(sizes_of(recipe), length=length, batch=batch, layers=1, head="none", max_positions=None))
 
 
 @lru_cache(maxsize=64)
 def _timed_rate(sizes: Sizes) -> float:
-    import time
-
     import torch
 
     from mgk.nn import MixtureAttention

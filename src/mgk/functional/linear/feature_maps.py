@@ -1,29 +1,30 @@
 """Feature maps phi of linear attention (Eq. 14). Each acts on one token at a time: (..., D) -> (..., F).
 
 ``elu``: elu(x) + 1 (Katharopoulos 2020). ``favor``: positive random features of the softmax kernel (Performer,
-Choromanski 2021).
-``dpfp``: deterministic parameter-free projection (Schlag 2021).
+Choromanski 2021). ``dpfp``: deterministic parameter-free projection (Schlag 2021).
 """
 
 from collections.abc import Callable
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
-FeatureMapName = Literal["elu", "favor", "dpfp"]
+from mgk.functional.backends import define_operator
+from mgk.variants import FeatureMapName
+
 FeatureMap = FeatureMapName | Callable[[Tensor], Tensor]
 
 _FAVOR_SEED = 0
 
 
 def elu_features(x: Tensor) -> Tensor:
-    """phi(x) = elu(x) + 1 = max(x, 0) + exp(min(x, 0)): small features keep the digits that elu(x) + 1 would round."""
+    """phi(x) = elu(x) + 1 = max(x, 0) + exp(min(x, 0)), which keeps the precision of small features."""
     return _EluFeatures.apply(x)
 
 
 class _EluFeatures(torch.autograd.Function):
-    """phi'(x) = min(phi(x), 1), so that the features alone are kept and one product makes the gradient."""
+    """phi'(x) = min(phi(x), 1): only the features are saved, and the gradient is one product."""
 
     generate_vmap_rule = True
 
@@ -50,9 +51,8 @@ def dpfp_features(x: Tensor, nu: int = 1) -> Tensor:
 def favor_features(x: Tensor, projection: Tensor, *, is_query: bool = False) -> Tensor:
     r"""phi(x)_f = exp(w_f . y - |y|^2 / 2) / sqrt(F) with y = x / D^(1/4): E[phi(q) . phi(k)] = exp(q . k / sqrt(D)).
 
-    A query's features may be scaled by any number, as Eq. 14 divides by it: their largest exponent is taken out, so a
-    query's features never
-    vanish together. A key's features carry its weight and stay as they are.
+    Eq. 14 does not depend on the scale of a query's features: their largest exponent is subtracted, so that they never
+    all underflow. The scale of a key's features is its weight and stays.
 
     Args:
         x: (..., D).
@@ -72,14 +72,14 @@ def favor_projection(dim: int, num_features: int, seed: int) -> Tensor:
     groups = []
     for _ in range(-(-num_features // dim)):
         directions, upper = torch.linalg.qr(_normal(dim, generator))
-        directions = directions * upper.diagonal().sign()  # without it QR favours some directions
+        directions = directions * upper.diagonal().sign()  # QR alone favours some directions
         lengths = _normal(dim, generator).norm(dim=1, keepdim=True)
         groups.append(directions.mT * lengths)
     return torch.cat(groups)[:num_features].float()
 
 
 def _normal(dim: int, generator: torch.Generator) -> Tensor:
-    """(dim, dim) on the CPU, whatever device is the default when a model is made (loaders take "meta")."""
+    """(dim, dim) on the CPU even where another device is the default, as in loaders that use "meta"."""
     return torch.randn(dim, dim, generator=generator, dtype=torch.float64, device="cpu")
 
 
@@ -96,7 +96,7 @@ def check(feature_map: Any) -> None:
 
 
 def apply(feature_map: FeatureMap, x: Tensor, *, is_query: bool) -> Tensor:
-    """phi(x). A callable that has ``features_of_queries`` is asked for those where x are queries."""
+    """phi(x). A callable with ``features_of_queries`` maps queries by that."""
     if feature_map == "elu":
         return elu_features(x)
     if feature_map == "dpfp":
@@ -120,12 +120,9 @@ def _favor_projection_for(x: Tensor, num_features: int, seed: int) -> Tensor:
     return _drawn[key].clone()
 
 
-def _fake_favor_projection_for(x: Tensor, num_features: int, seed: int) -> Tensor:
-    return x.new_empty(num_features, x.shape[-1], dtype=torch.float32)
-
-
-# An operator, so that torch.compile does not look into the random generator; drawn once for each width and device.
-_library = torch.library.Library("mgk", "FRAGMENT")
-_library.define("favor_projection(Tensor x, int num_features, int seed) -> Tensor")
-_library.impl("favor_projection", _favor_projection_for, "CompositeExplicitAutograd")
-torch.library.register_fake("mgk::favor_projection", _fake_favor_projection_for, lib=_library)
+# An operator, because torch.compile cannot trace the random generator; drawn once per width and device.
+define_operator(
+    "favor_projection(Tensor x, int num_features, int seed) -> Tensor",
+    _favor_projection_for,
+    lambda x, num_features, seed: x.new_empty(num_features, x.shape[-1], dtype=torch.float32),
+)

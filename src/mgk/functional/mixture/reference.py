@@ -1,150 +1,136 @@
-r"""The paper's equations, written down plainly. Materialises every matrix; every other backend is tested against it.
+"""The paper's equations, materialised: in float64 the oracle of every backend, otherwise the path of small inputs.
 
 A log kernel is log exp(-|q_i - k_jr|^2 / (2 sigma_jr^2)) (Eq. 9) or log exp(q_i . k_jr / sigma_jr^2) (Eq. 8). Tensors
-of scores
-are (B, H, M, L, S).
+of scores are (B, H, M, L, S).
 """
-
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import dropout
 
 from mgk.functional import masks
-from mgk.functional.mixture.inputs import Call, finest_dtype
+from mgk.functional.backends import Backend
+from mgk.functional.mixture.inputs import AttentionInputs, compute_dtype, finest_dtype, needs_grad
 
-NAME = "reference"
-VARIANCE_FLOOR = 1e-6
-
-
-class MStep(NamedTuple):
-    """What the M-step makes of the responsibilities (Eq. 11, 13). A component that no query reaches stays as it was.
-
-    Attributes:
-        counts: N_jr (B, H, M, S).
-        prior: pi_jr = N_jr / sum_r N_jr (B, H, M, S).
-        keys: k_jr^new (B, H, M, S, D).
-        variance: (sigma_jr^2)^new, with the 1/D of an isotropic Gaussian (B, H, M, S).
-    """
-
-    counts: Tensor
-    prior: Tensor
-    keys: Tensor
-    variance: Tensor
+# Up to this many scores the set-up of a fused backend takes longer than the scores themselves.
+MAX_SCORES = 2**16
 
 
-def refusal(call: Call) -> str | None:
-    """Why this backend cannot serve the call; None when it can."""
-    del call
-    return None
+def attention(inputs: AttentionInputs) -> Tensor:
+    """h_i = sum_j A_ij v_j (Eq. 10), dropout acting on A_ij."""
+    return dropout(weights(inputs), inputs.dropout_p) @ inputs.value
 
 
-def attention(call: Call) -> Tensor:
-    """h_i = sum_j A_ij v_j (Eq. 10), dropout acting on A_ij.
-
-    In float64 where a prior or a variance learns: their gradients add up the rounding of every pair.
-    """
-    adds_up_pairs = call.learns_prior or call.learns_variance
-    call = call.in_dtype(finest_dtype(call.query)) if adds_up_pairs else call.at_full_precision()
-    return dropout(weights(call), call.dropout_p) @ call.value
-
-
-def weights(call: Call) -> Tensor:
+def weights(inputs: AttentionInputs) -> Tensor:
     """A_ij = sum_r pi_jr e_ijr / sum_j' sum_r pi_j'r e_ij'r (Eq. 9), hard: max_r in place of sum_r pi (Eq. 12)."""
-    scores = _masked_scores(call)
+    scores = _masked_scores(inputs)
     if scores.numel() == 0:
         return scores.sum(2)
-    if call.is_hard:
+    if inputs.is_hard:
         scores = scores.max(dim=2, keepdim=True).values  # the gradient goes to the winner, the lowest r on a tie
-    peak = _finite(scores.detach().amax((2, 4), keepdim=True))
-    mass = (scores - peak).exp().sum(2)  # (B, H, L, S)
-    return _divide(mass, mass.sum(-1, keepdim=True))
+    row_max = _finite(scores.detach().amax((2, 4), keepdim=True))
+    mass = (scores - row_max).exp().sum(2)  # (B, H, L, S)
+    return masks.divide(mass, mass.sum(-1, keepdim=True))
 
 
-def responsibilities(call: Call) -> Tensor:
-    """gamma_ijr = pi_jr e_ijr / sum_r' pi_jr' e_ijr' (Eq. 11); hard: 1 for the nearest component. (B, H, L, M, S)."""
-    scores = _masked_scores(call)
-    if call.is_hard:
+def responsibilities(inputs: AttentionInputs) -> Tensor:
+    """gamma_ijr = pi_jr e_ijr / sum_r' pi_jr' e_ijr' (Eq. 11); hard: 1 for the nearest component. (B, H, M, L, S)."""
+    return component_shares(_masked_scores(inputs), inputs.is_hard)
+
+
+def component_shares(scores: Tensor, is_hard: bool) -> Tensor:
+    """The softmax over r of scores s_ijr, hard: one-hot; 0 for pairs that are excluded."""
+    if is_hard:
         winner = scores.argmax(dim=2, keepdim=True)
-        gamma = torch.zeros_like(scores).scatter(2, winner, 1.0) * (scores > -torch.inf)
-    else:
-        likelihood = (scores - _finite(scores.detach().amax(2, keepdim=True))).exp()
-        gamma = _divide(likelihood, likelihood.sum(2, keepdim=True))
-    return gamma.transpose(2, 3)
+        return torch.zeros_like(scores).scatter(2, winner, 1.0) * (scores > -torch.inf)
+    likelihood = (scores - _finite(scores.detach().amax(2, keepdim=True))).exp()
+    return masks.divide(likelihood, likelihood.sum(2, keepdim=True))
 
 
-def m_step(call: Call, query_mask: Tensor | None = None, log_prior: Tensor | None = None) -> MStep:
-    """N_jr = sum_i gamma_ijr, pi = N_jr / N_j, k = sum_i gamma q_i / N_jr, sigma^2 = sum_i gamma |q_i - k|^2 / D N_jr.
+def weighted_sums(gamma: Tensor, query_mask: Tensor | None, points: Tensor | None) -> list[Tensor]:
+    """sum_i gamma_ijr, and with points x_i sum_i gamma_ijr x_i and sum_i gamma_ijr |x_i|^2, over unmasked queries.
 
-    Eq. 13, with the 1/D of an isotropic Gaussian in D dimensions.
+    Args:
+        gamma: (B, H, M, L, S).
+        query_mask: bool (B, L).
+        points: (B, H, L, D).
     """
-    gamma = responsibilities(call)
     if query_mask is not None:
-        gamma = gamma * query_mask[:, None, :, None, None]
-    call = call.at_full_precision().with_expanded_keys()
-    counts = gamma.sum(2)  # (B, H, M, S)
-    keys = torch.einsum("bhlms,bhld->bhmsd", gamma, call.query) / counts.clamp_min(1e-30).unsqueeze(-1)
-    squared = (call.query[:, :, None, None] - keys.unsqueeze(-2)).square().sum(-1)  # (B, H, M, S, L)
-    spread = torch.einsum("bhlms,bhmsl->bhms", gamma, squared) / call.query.shape[-1]
-    return finish_m_step(call, log_prior, counts, keys, spread / counts.clamp_min(1e-30))
+        gamma = gamma * query_mask[:, None, None, :, None]
+    if points is None:
+        return [gamma.sum(3)]
+    norms = points.square().sum(-1)[:, :, None, :, None]
+    return [gamma.sum(3), gamma.mT @ points.unsqueeze(2), (gamma * norms).sum(3)]
 
 
-def finish_m_step(call: Call, log_prior: Tensor | None, counts: Tensor, keys: Tensor, variance: Tensor) -> MStep:
-    """Divide the counts into priors, keep what had no evidence, and floor the variance at 1e-6."""
-    shape = counts.shape
-    per_position = counts.sum(2, keepdim=True)
-    old_prior = torch.full_like(counts, 1 / shape[2]) if log_prior is None else log_prior.softmax(2).expand(shape)
-    old_variance = torch.as_tensor(call.variance, dtype=counts.dtype, device=counts.device).expand(shape)
-    seen = counts > 0
-    return MStep(
-        counts=counts,
-        prior=torch.where(per_position > 0, _divide(counts, per_position), old_prior),
-        keys=torch.where(seen.unsqueeze(-1), keys, call.keys),
-        variance=torch.where(seen, variance.clamp_min(VARIANCE_FLOOR), old_variance),
-    )
-
-
-def log_kernel(call: Call) -> Tensor:
+def log_kernel(inputs: AttentionInputs) -> Tensor:
     """-|q_i - k_jr|^2 / (2 sigma_jr^2), expanded about the mean key, or q_i . k_jr / sigma_jr^2: (B, H, M, L, S)."""
-    variance = call.variance.unsqueeze(-2) if isinstance(call.variance, Tensor) else call.variance  # (B, H, M, 1, S)
-    if call.kernel == "dot":
-        return call.query.unsqueeze(2) @ call.keys.mT / variance
-    centre = call.centre()
-    query = (call.query - centre).unsqueeze(2)
-    keys = call.keys - centre.unsqueeze(2)
+    variance = inputs.variance
+    if isinstance(variance, Tensor):
+        variance = variance.unsqueeze(-2)  # (B, H, M, 1, S)
+    if inputs.kernel == "dot":
+        return inputs.query.unsqueeze(2) @ inputs.keys.mT / variance
+    centre = inputs.centre()
+    query = (inputs.query - centre).unsqueeze(2)
+    keys = inputs.keys - centre.unsqueeze(2)
     squared = query.square().sum(-1, keepdim=True) - 2 * query @ keys.mT + keys.square().sum(-1).unsqueeze(-2)
     return -squared / (2 * variance)
 
 
-def linear_weights(query: Tensor, keys: Tensor, allowed: Tensor | None) -> Tensor:
-    """A_ij = phi(q_i) . phibar_j / sum_j' phi(q_i) . phibar_j' (Eq. 14), from features (B, H, L | S, F)."""
-    products = query @ keys.mT
-    if allowed is not None:
-        products = products.masked_fill(~allowed, 0.0)
-    return _divide(products, products.sum(-1, keepdim=True))
-
-
-def _masked_scores(call: Call) -> Tensor:
+def _masked_scores(inputs: AttentionInputs) -> Tensor:
     """s_ijr = log pi_jr + log kernel, -inf where the masks exclude the pair."""
-    call = call.with_normalised_prior().with_key_mask_in_prior().at_full_precision().with_expanded_keys()
-    scores = log_kernel(call)
-    if call.log_prior is not None:
-        scores = scores + call.log_prior.unsqueeze(-2)
-    mask = call.attn_mask
-    if call.is_causal:
+    inputs = inputs.with_normalised_prior().with_key_mask_in_prior().at_full_precision().with_expanded_keys()
+    scores = log_kernel(inputs)
+    if inputs.log_prior is not None:
+        scores = scores + inputs.log_prior.unsqueeze(-2)
+    mask = inputs.attn_mask
+    if inputs.is_causal:
         num_queries, num_keys = scores.shape[3:]
         causal = masks.causal_mask(num_queries, num_keys, scores.device, offset=num_keys - num_queries)
         mask = masks.join(mask, causal[None, None])
-    return masks.add_to_scores(scores, mask)
+    if mask is None:
+        return scores
+    mask = mask.unsqueeze(2)
+    return scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
 
 
-def _divide(numerator: Tensor, denominator: Tensor) -> Tensor:
-    """The quotient, and 0 (with zero gradient) where the denominator is 0."""
-    empty = denominator == 0
-    return (numerator / denominator.masked_fill(empty, 1.0)).masked_fill(empty, 0.0)
+def _finite(maximum: Tensor) -> Tensor:
+    """A maximum that can be subtracted: 0 in place of the -inf of a row with no key left."""
+    return maximum.masked_fill(maximum == -torch.inf, 0.0)
 
 
-def _finite(peak: Tensor) -> Tensor:
-    """A maximum that can be subtracted: 0 in place of the -inf of a row with nothing left."""
-    return peak.masked_fill(peak == -torch.inf, 0.0)
+class Eager(Backend[AttentionInputs]):
+    """Eq. 9 to 12 in the precision of the inputs, float32 or better."""
+
+    name = "eager"
+    priority = 3
+
+    def is_efficient(self, inputs: AttentionInputs) -> bool:
+        """For few scores, and for one query, whose scores need no blocks."""
+        return inputs.num_scores <= MAX_SCORES or inputs.num_queries == 1
+
+    def dtype(self, inputs: AttentionInputs) -> torch.dtype:
+        """float64 where a prior or a variance is learned: their gradients accumulate the rounding of every pair."""
+        is_sum_over_pairs = needs_grad(inputs.log_prior) or needs_grad(inputs.variance)
+        return finest_dtype(inputs.query) if is_sum_over_pairs else compute_dtype(inputs.query)
+
+    def attention(self, inputs: AttentionInputs) -> Tensor:
+        """h_i = sum_j A_ij v_j (Eq. 10)."""
+        return attention(inputs.in_dtype(self.dtype(inputs)))
+
+    def statistics(self, inputs: AttentionInputs, query_mask: Tensor | None, points: Tensor | None) -> list[Tensor]:
+        """N_jr = sum_i gamma_ijr, and with points the moments."""
+        inputs = inputs.in_dtype(self.dtype(inputs))
+        points = None if points is None else points.to(inputs.query.dtype)
+        return weighted_sums(responsibilities(inputs), query_mask, points)
+
+
+class Reference(Eager):
+    """The same equations in float64, for tests and for those who name it."""
+
+    name = "reference"
+    priority = 0
+
+    def dtype(self, inputs: AttentionInputs) -> torch.dtype:
+        """float64 where the device has it."""
+        return finest_dtype(inputs.query)

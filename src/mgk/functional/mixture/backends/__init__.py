@@ -1,1 +1,1 @@
-"""One file a backend, each with NAME, ``refusal(call)`` (why it cannot serve a call) and ``attention(call)``."""
+"""The backends of mixture attention, one file each."""

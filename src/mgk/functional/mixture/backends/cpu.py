@@ -1,115 +1,110 @@
 """Mixture attention by fused C++ kernels: tiles of queries and keys, one value product per position, memory O(N).
 
-The kernels take the same bilinear features as ``blockwise``. Shifted keys cost one product per pair and a rank-M factor
+The kernels take the same features as ``blockwise``. Shifted keys cost one product per pair and a rank-M factor
 (identity 2); tiles where the factor would underflow add exponents instead.
 """
+
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from mgk.functional.mixture import operators
+from mgk.functional.backends import Task, define_operator
 from mgk.functional.mixture.backends import cpu_kernels
-from mgk.functional.mixture.inputs import Call
-from mgk.functional.mixture.operators import Gradients, Options, Saved
-from mgk.functional.mixture.score_features import Bilinear
+from mgk.functional.mixture.features import ForwardResult, Gradients, OperatorBackend, OperatorInputs, ScoreFeatures
+from mgk.functional.mixture.inputs import AttentionInputs, needs_grad
 
-NAME = "cpu"
-
-
-def refusal(call: Call) -> str | None:
-    """Why this backend cannot serve the call; None when it can."""
-    if cpu_kernels.STATUS != "ready":
-        return f"it is {cpu_kernels.STATUS}"
-    if call.query.device.type != "cpu":
-        return f"the tensors are on {call.query.device.type}"
-    if call.num_mixtures > cpu_kernels.MOST_MIXTURES:
-        return f"it has room for {cpu_kernels.MOST_MIXTURES} components, not {call.num_mixtures}"
-    if call.attn_mask is not None and call.attn_mask.requires_grad and torch.is_grad_enabled():
-        return "it has no gradient for attn_mask"
-    return None
+# Below, the set-up of the features takes longer than the scores.
+MIN_SCORES = 2**16
 
 
-def attention(call: Call) -> Tensor:
-    """h_i = sum_j A_ij v_j (Eq. 10)."""
-    return _decode(call) if _is_decoding(call) else operators.attention(NAME, call)
+class Cpu(OperatorBackend):
+    """Attention and counts on CPU tensors."""
+
+    name = "cpu"
+    priority = 4
+
+    def status(self) -> str:
+        """Whether the kernels are built and loaded."""
+        return cpu_kernels.STATUS
+
+    def unsupported_reason(self, inputs: AttentionInputs, task: Task = "attention") -> str | None:
+        """CPU tensors, 8 components, no gradient of a mask, no moments."""
+        if self.status() != "ready":
+            return f"it is {self.status()}"
+        if inputs.query.device.type != "cpu":
+            return f"the tensors are on {inputs.query.device.type}"
+        if inputs.num_mixtures > cpu_kernels.MAX_COMPONENTS:
+            return f"it has room for {cpu_kernels.MAX_COMPONENTS} components, not {inputs.num_mixtures}"
+        if needs_grad(inputs.attn_mask):
+            return "it has no gradient for attn_mask"
+        return "it has counts, no moments" if task == "moments" else None
+
+    def is_efficient(self, inputs: AttentionInputs) -> bool:
+        """For many scores; for decoding always, as that kernel needs no features."""
+        return inputs.num_scores > MIN_SCORES or _is_decoding(inputs)
+
+    def attention(self, inputs: AttentionInputs) -> Tensor:
+        """h_i = sum_j A_ij v_j (Eq. 10)."""
+        return _decode(inputs) if _is_decoding(inputs) else super().attention(inputs)
+
+    def forward(self, inputs: OperatorInputs) -> ForwardResult:
+        """h_i = sum_j A_ij v_j (Eq. 10)."""
+        features, value = cpu_kernels.contiguous(inputs.features), inputs.value.contiguous()
+        shape = features.query.shape[:3]
+        result = ForwardResult(value.new_empty(*shape, value.shape[-1]), value.new_empty(shape), value.new_empty(shape))
+        cpu_kernels.run("forward", features, inputs.options, **_fields(inputs, value, result))
+        return result
+
+    def backward(self, grad: Tensor, inputs: OperatorInputs, result: ForwardResult, needs_mask_grad: bool) -> Gradients:
+        """The gradients of the features and the values."""
+        del needs_mask_grad  # such inputs are unsupported
+        features, value = cpu_kernels.contiguous(inputs.features), inputs.value.contiguous()
+        d_features = ScoreFeatures._make(x if x is None else torch.empty_like(x) for x in features)
+        d_value = torch.empty_like(value)
+        names = ("d_query", "d_keys", "d_query_bias", "d_key_bias", "d_score_affine", "d_value")
+        fields = _fields(inputs, value, result) | dict(zip(names, (*d_features, d_value), strict=True))
+        cpu_kernels.run("backward", features, inputs.options, **fields, grad=grad.contiguous())
+        return d_features, d_value, None
+
+    def flat_statistics(self, *arguments: Any) -> list[Tensor]:
+        """sum_i gamma_ijr."""
+        *tensors, mask, query_mask, _, is_hard, is_causal = arguments
+        return [cpu_kernels.counts(ScoreFeatures(*tensors), mask, query_mask, is_hard, is_causal)]
 
 
-def can_decode(call: Call) -> bool:
-    """Whether the kernel for one query serves the call: it beats any other way, however few the keys are."""
-    return _is_decoding(call) and refusal(call) is None
-
-
-def _is_decoding(call: Call) -> bool:
-    return call.num_queries == 1 and not _needs_grad(call)
-
-
-def _needs_grad(call: Call) -> bool:
-    return torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in call)
-
-
-def _decode(call: Call) -> Tensor:
-    """One query: keys and values are read once, where they lie in the cache."""
-    call = call.at_full_precision()
-    if call.kernel == "dot":  # q . (k + b) is no score of q - b
-        call = call.with_expanded_keys()
-    variance = torch.as_tensor(call.variance, dtype=call.query.dtype)
-    is_dot, is_hard = call.kernel == "dot", call.is_hard
-    tensors = (call.query, call.keys, call.shifts, call.value, call.log_prior, variance, call.attn_mask)
-    return torch.ops.mgk.cpu_decode(*tensors, is_dot, is_hard)
-
-
-def _fake_decode(query: Tensor, keys: Tensor, shifts: Tensor | None, value: Tensor, *others: object) -> Tensor:
-    return value.new_empty(*query.shape[:3], value.shape[-1])
-
-
-def _forward(form: Bilinear, value: Tensor, mask: Tensor | None, seed: Tensor | None, options: Options) -> Saved:
-    form, value = cpu_kernels.contiguous(form), value.contiguous()
-    out = value.new_empty(*form.query.shape[:3], value.shape[-1])
-    peak, total = value.new_empty(form.query.shape[:3]), value.new_empty(form.query.shape[:3])
-    fields = _fields(form, value, mask, seed, options)
-    cpu_kernels.run("forward", form, options, **fields, out=out, peak=peak, total=total)
-    return Saved(out, peak, total)
-
-
-def _backward(
-    grad: Tensor,
-    form: Bilinear,
-    value: Tensor,
-    mask: Tensor | None,
-    seed: Tensor | None,
-    saved: Saved,
-    options: Options,
-    needs_mask_grad: bool,
-) -> Gradients:
-    del needs_mask_grad  # such calls are refused
-    form, value, grad = cpu_kernels.contiguous(form), value.contiguous(), grad.contiguous()
-    d_query, d_keys, d_column, d_value = (torch.empty_like(x) for x in (form.query, form.keys, form.column, value))
-    d_row, d_affine = (x if x is None else torch.empty_like(x) for x in (form.row, form.affine))
-    gradients = {"d_query": d_query, "d_keys": d_keys, "d_row": d_row, "d_column": d_column, "d_value": d_value}
-    gradients["d_affine"] = d_affine
-    fields = _fields(form, value, mask, seed, options)
-    cpu_kernels.run("backward", form, options, **fields, **gradients, grad=grad, **saved._asdict())
-    return Gradients(d_query, d_keys, d_row, d_column, d_affine, d_value, None)
-
-
-def _fields(
-    form: Bilinear, value: Tensor, mask: Tensor | None, seed: Tensor | None, options: Options
-) -> dict[str, object]:
-    pairs = (*form.query.shape[:3], form.column.shape[3])
+def _fields(inputs: OperatorInputs, value: Tensor, result: ForwardResult) -> dict[str, Any]:
+    """The fields of the kernel's struct that forward and backward share."""
+    pairs = (*inputs.features.query.shape[:3], inputs.features.key_bias.shape[3])
     return {
         "value": value,
         "value_width": value.shape[-1],
-        **cpu_kernels.mask_fields(mask, pairs),
-        **cpu_kernels.dropout_fields(seed, options.dropout_p),
+        "out": result.out,
+        "row_max": result.row_max,
+        "row_sum": result.row_sum,
+        **cpu_kernels.mask_fields(inputs.mask, pairs),
+        **cpu_kernels.dropout_fields(inputs.seed, inputs.options.dropout_p),
     }
 
 
-operators.register(NAME, _forward, _backward)
+def _is_decoding(inputs: AttentionInputs) -> bool:
+    return inputs.num_queries == 1 and not any(map(needs_grad, inputs))
 
-_library = torch.library.Library("mgk", "FRAGMENT")
-_library.define(
+
+def _decode(inputs: AttentionInputs) -> Tensor:
+    """One query: keys and values are read once, in place in the cache."""
+    inputs = inputs.at_full_precision()
+    if inputs.kernel == "dot":  # q . (k + b) is no score of q - b
+        inputs = inputs.with_expanded_keys()
+    variance = torch.as_tensor(inputs.variance, dtype=inputs.query.dtype)
+    tensors = (inputs.query, inputs.keys, inputs.shifts, inputs.value, inputs.log_prior, variance, inputs.attn_mask)
+    out: Tensor = torch.ops.mgk.cpu_decode(*tensors, inputs.kernel == "dot", inputs.is_hard)
+    return out
+
+
+define_operator(
     "cpu_decode(Tensor query, Tensor keys, Tensor? shifts, Tensor value, Tensor? log_prior, Tensor variance,"
-    " Tensor? mask, bool is_dot, bool is_hard) -> Tensor"
+    " Tensor? mask, bool is_dot, bool is_hard) -> Tensor",
+    cpu_kernels.decode,
+    lambda query, keys, shifts, value, *others: value.new_empty(*query.shape[:3], value.shape[-1]),
 )
-_library.impl("cpu_decode", cpu_kernels.decode, "CompositeExplicitAutograd")
-torch.library.register_fake("mgk::cpu_decode", _fake_decode, lib=_library)

@@ -1,0 +1,38 @@
+"""Dataclasses as JSON data and back, checked field by field; JSON text whose lists of numbers take one line."""
+
+import json
+import re
+from functools import lru_cache
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+_T = TypeVar("_T")
+_adapter: Any = lru_cache(TypeAdapter)  # mypy takes a type for something that cannot be hashed
+
+
+def dump(value: Any) -> Any:
+    """A dataclass as JSON data."""
+    return _adapter(type(value)).dump_python(value, mode="json")
+
+
+def load(kind: type[_T], data: Any) -> _T:
+    """The dataclass ``kind`` from what :func:`dump` gave; ``ValueError`` names the first field that is wrong."""
+    try:
+        value: _T = _adapter(kind).validate_python(data)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        path = ".".join(map(str, first["loc"])) or kind.__name__
+        raise ValueError(f"{path}: {first['msg'][0].lower()}{first['msg'][1:]}") from None
+    return value
+
+
+def compact_json(data: Any) -> str:
+    """Indented JSON whose lists of numbers are on one line."""
+    text = json.dumps(data, indent=1, ensure_ascii=False)
+    text = re.sub(r"\[\s+([^\[\]{}]*?)\s+\]", _on_one_line, text)  # lists of numbers, then lists of such lists
+    return re.sub(r"\[\s+(\[[^{}]*?\])\s+\]", _on_one_line, text) + "\n"
+
+
+def _on_one_line(match: re.Match[str]) -> str:
+    return f"[{' '.join(match[1].split())}]"

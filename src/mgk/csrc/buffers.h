@@ -1,0 +1,65 @@
+// Aligned scratch memory, parallel loops and copies of rows.
+
+template <typename T>
+class Buffer {
+  public:
+    explicit Buffer(int64_t size) : data_(static_cast<T*>(::operator new[](size * sizeof(T), std::align_val_t(64)))) {}
+    ~Buffer() { ::operator delete[](data_, std::align_val_t(64)); }
+    Buffer(const Buffer&) = delete;
+    Buffer& operator=(const Buffer&) = delete;
+    operator T*() const { return data_; }
+
+  private:
+    T* data_;
+};
+
+template <typename T>
+inline T max_of(T a, T b) {
+    return a > b ? a : b;
+}
+
+template <typename T>
+inline T min_of(T a, T b) {
+    return a < b ? a : b;
+}
+
+inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Runs task(i) for every i on several threads.
+template <typename Task>
+void for_all(int64_t tasks, int64_t threads, const Task& task) {
+    const auto call = [](const void* context, int64_t i) { (*static_cast<const Task*>(context))(i); };
+    parallel_for(tasks, threads, call, &task);
+}
+
+template <typename T>
+inline void set_zero(T* to, int64_t size) {
+    std::memset(to, 0, size * sizeof(T));
+}
+
+// Rows of `width` elements copied to rows of `stride` elements, the rest 0; rows from `rows` to `all` are 0.
+template <typename T>
+void copy_rows(const T* from, int64_t rows, int64_t width, T* to, int64_t stride, int64_t all) {
+    for (int64_t i = 0; i < all; ++i) {
+        T* target = to + i * stride;
+        const int64_t filled = i < rows ? width : 0;
+        if (filled) std::memcpy(target, from + i * width, filled * sizeof(T));
+        set_zero(target + filled, stride - filled);
+    }
+}
+
+// The first `width` elements of rows of `stride` elements, copied to contiguous rows.
+template <typename T>
+void copy_unpadded(const T* from, int64_t rows, int64_t stride, int64_t width, T* to) {
+    for (int64_t i = 0; i < rows; ++i) std::memcpy(to + i * width, from + i * stride, width * sizeof(T));
+}
+
+// Rows [rows, width], times a factor, as columns [width, columns]; columns from `rows` on are 0.
+template <typename T>
+void transpose_rows(const T* from, int64_t rows, int64_t width, T factor, T* to, int64_t columns) {
+    for (int64_t d = 0; d < width; ++d) {
+        T* target = to + d * columns;
+        for (int64_t j = 0; j < rows; ++j) target[j] = from[j * width + d] * factor;
+        for (int64_t j = rows; j < columns; ++j) target[j] = 0;
+    }
+}

@@ -1,0 +1,66 @@
+// Scores of a tile, s_ijr = query_i . keys_jr + query_bias_ir + key_bias_jr, as scores[r][i][j].
+
+// A rank-M factor above exp(-60) leaves float32 all its digits; beyond, exponents are added instead.
+constexpr double MAX_FACTOR_RANGE = 60.0 * LOG2_E;
+
+// Whether the sum over components is taken by the rank-M factor: not where those of queries and keys may both vanish.
+template <Scoring SCORING, typename T>
+inline bool uses_factor(const ScoreTile<T>& x) {
+    if (SCORING != Scoring::FACTORED) return false;
+    return !(x.queries.bias_range > MAX_FACTOR_RANGE && x.t.key_bias_range[x.at] > MAX_FACTOR_RANGE);
+}
+
+// base_ij + (key_bias_jr + query_bias_ir)
+template <typename T>
+void add_biases(const ScoreTile<T>& x, int64_t r, const T* base, T* scores) {
+    for (int64_t i = 0; i < x.queries.count; ++i) {
+        const auto query_bias = splat<T>(x.queries.query_bias[i * x.t.M + r]);
+        for (int64_t v = 0; v < KEYS; v += Simd<T>::W) {
+            const auto bias = load<T>(x.key_bias + r * KEYS + v) + query_bias;
+            store<T>(scores + i * KEYS + v, load<T>(base + i * KEYS + v) + bias);
+        }
+    }
+}
+
+// Writes the scores of a tile, masks included, and returns their number of components: M, or 1 where one row of scores
+// stands for all: base_ij + max_r key_bias_jr (FACTORED), or base_ij + key_bias_j0, without relative_max() (MAXIMUM).
+template <Scoring SCORING, typename T>
+int64_t tile_scores(const ScoreTile<T>& x, T* scores) {
+    const Tiles<T>& t = x.t;
+    const bool is_factored = uses_factor<SCORING>(x), is_merged = is_factored || SCORING == Scoring::MAXIMUM;
+    const bool adds_biases = SCORING != Scoring::SEPARATE && !is_merged;
+    const T zeros[KEYS] = {};
+    // two partial sums halve the accumulation error, which the gradients of an affine map sum over all keys
+    const int64_t half = t.p.d_score_affine ? t.F / 2 : t.F;
+    for (int64_t r = 0; r < t.products; ++r) {
+        const T* start = is_factored ? t.base_bias + x.at * KEYS : adds_biases ? zeros : x.key_bias + r * KEYS;
+        const T* keys = t.keys_t + (x.at * t.products + r) * t.F * KEYS;
+        const T* query = x.queries.query;
+        T* to = scores + r * QUERIES * KEYS;
+        product<T>(x.queries.count, KEYS, half, query, t.F, 1, keys, KEYS, to, KEYS, start);
+        if (half < t.F)
+            product<T>(x.queries.count, KEYS, t.F - half, query + half, t.F, 1, keys + half * KEYS, KEYS, to, KEYS,
+                       nullptr);
+    }
+    if (adds_biases)
+        for (int64_t r = t.M - 1; r >= 0; --r)  // the base, in component 0, is needed until the last
+            add_biases(x, r, scores, scores + r * QUERIES * KEYS);
+    const int64_t components = is_merged ? 1 : t.M;
+    apply_masks(x, scores, components);
+    return components;
+}
+
+// MAXIMUM: query_bias_ir + key_bias_jr less those of the first component, for the keys from v on.
+template <typename T>
+inline Vec<T> relative_bias(const ScoreTile<T>& x, int64_t i, int64_t r, int64_t v) {
+    if (r == 0) return Vec<T>{};
+    return load<T>(x.key_bias + r * KEYS + v) + splat<T>(x.queries.query_bias[i * x.t.M + r]);
+}
+
+// MAXIMUM: the largest of the relative biases.
+template <typename T>
+inline Vec<T> relative_max(const ScoreTile<T>& x, int64_t i, int64_t v) {
+    Vec<T> high = {};
+    for (int64_t r = 1; r < x.t.M; ++r) high = larger<T>(relative_bias(x, i, r, v), high);
+    return high;
+}

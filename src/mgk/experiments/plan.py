@@ -1,0 +1,171 @@
+"""The trials of a comparison or of some experiments, and which of them are still to be run. Does not import torch."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from mgk.data.errors import DataError
+from mgk.data.preparation import prepared
+from mgk.data.task_registry import find_task
+from mgk.experiments.model_spec import ModelSpec
+from mgk.experiments.result_store import ResultStore
+from mgk.experiments.trials import PLACE_FIELDS, Trial, changes
+from mgk.training.errors import RecipeError
+from mgk.training.recipe import differences, read_recipe
+from mgk.training.run_dir import RECIPE
+
+if TYPE_CHECKING:
+    from mgk.experiments.reproduce.registry import Experiment
+
+# Attention matrices of each layer whose ranks are taken.
+RANK_SAMPLES = {"paper": 1000, "laptop": 1000, "smoke": 8}
+
+# ListOps at a scale that learns in under a minute on one core: short expressions, small steps. On such small tensors a
+# second thread helps little, and costs much where another program wants the core.
+QUICK: Mapping[str, Any] = {
+    "data.options": {
+        "seed": 0,
+        "train": 60_000,
+        "validation": 1_000,
+        "test": 2_000,
+        "min_length": 6,
+        "max_length": 40,
+        "max_depth": 4,
+        "max_args": 5,
+    },
+    "data.max_length": 40,
+    "training.max_steps": 2_000,
+    "training.batch_size": 64,
+    "training.learning_rate": 2e-3,
+    "training.threads": 1,
+    "training.log_every": 20,
+    "training.save_every": 500,
+    "evaluation.every": 200,
+    "evaluation.batch_size": 250,
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Trials to be run.
+
+    Attributes:
+        trials: all of them, each once, in the order in which they run.
+        analyzed: the trials whose model is analyzed, because a figure shows it.
+        rank_samples: attention matrices of each layer whose ranks the analysis takes.
+        overwrite: which results to replace: none, those measured with another recipe, or all.
+        ignored_fields: of the recipe, in which a result may differ.
+    """
+
+    trials: tuple[Trial, ...]
+    commands: Mapping[Trial, str]
+    analyzed: frozenset[Trial] = frozenset()
+    rank_samples: int = 0
+    overwrite: Literal["none", "changed", "all"] = "none"
+    ignored_fields: tuple[str, ...] = PLACE_FIELDS
+
+    @property
+    def models(self) -> list[ModelSpec]:
+        """Each once, in the order of the trials."""
+        return list(dict.fromkeys(trial.model for trial in self.trials))
+
+    def missing(self, store: ResultStore, runs: Path) -> list[Trial]:
+        """The trials that are to be run or analyzed.
+
+        Raises:
+            RecipeError: where a result, or the run that would be resumed, has another recipe and is not overwritten.
+        """
+        found = []
+        for trial in self.trials:
+            result = store.read(trial)
+            if result is None:
+                if (run := trial.path(runs) / RECIPE).is_file():
+                    self._check_same(run.parent, differences(trial.recipe, read_recipe(run)))
+            elif changed := changes(trial.recipe, result.recipe, self.ignored_fields):
+                self._check_same(store.path(trial), changed)
+                result = None
+            is_analyzed = trial not in self.analyzed or store.analysis_path(trial).is_file()
+            if result is None or not is_analyzed or self.overwrite == "all":
+                found.append(trial)
+        return found
+
+    def _check_same(self, path: Path, changed: Mapping[str, tuple[Any, Any]]) -> None:
+        for name, (now, then) in changed.items() if self.overwrite == "none" else ():
+            raise RecipeError(
+                f"{path}: this was trained with {name} = {then!r}, not {now!r}: choose another folder, or"
+                " --overwrite it"
+            )
+
+
+def comparison_plan(
+    task: str,
+    *,
+    baseline: ModelSpec,
+    candidates: Sequence[ModelSpec],
+    preset: str = "laptop",
+    seeds: int = 1,
+    overrides: Mapping[str, Any] | None = None,
+    command: str = "mgk compare",
+    overwrite: bool = False,
+) -> Plan:
+    """The trials of a comparison, the baseline first for every seed: recipes that differ in model and seed alone.
+
+    Args:
+        seeds: trials of each model, with the seeds 0, 1, ...
+        overrides: fields of all recipes, by path; a "seed" is the first of the seeds.
+    """
+    models = list(dict.fromkeys([baseline, *candidates]))
+    if len(models) < 2 or len(models) != 1 + len(candidates):
+        raise RecipeError("a comparison needs a baseline and other candidates, each once")
+    if seeds < 1:
+        raise RecipeError(f"seeds must be at least 1, got {seeds}")
+    shared = dict(overrides or {})
+    for path in ("model.attention", "model.num_attention_heads"):
+        if path in shared:
+            raise RecipeError(f"{path} is what is compared: name it in the baseline and the candidates")
+    first = shared.pop("seed", 0)
+    trials = tuple(Trial(preset, task, model, seed, shared) for seed in range(first, first + seeds) for model in models)
+    if not all(trial.recipe.evaluation.test for trial in trials):
+        raise RecipeError("evaluation.test must be true: the test split is what is compared")
+    return Plan(
+        trials,
+        dict.fromkeys(trials, command),
+        overwrite="all" if overwrite else "none",
+        ignored_fields=("data.folder",),  # the time of a step, which depends on threads, is compared too
+    )
+
+
+def reproduction_plan(
+    experiments: Sequence["Experiment"],
+    preset: str,
+    *,
+    seeds: int | None = None,
+    tasks: Sequence[str] | None = None,
+    rank_samples: int | None = None,
+    overwrite: bool = False,
+) -> Plan:
+    """The trials of some experiments at a preset, each once."""
+    commands: dict[Trial, str] = {}
+    analyzed = set()
+    for experiment in experiments:
+        for trial in experiment.trials(preset, seeds=seeds, tasks=tasks):
+            commands.setdefault(trial, experiment.command(preset, seeds=seeds, tasks=tasks))
+            if experiment.kind == "maps":
+                analyzed.add(trial)
+    samples = rank_samples or RANK_SAMPLES[preset]
+    return Plan(tuple(commands), commands, frozenset(analyzed), samples, "changed" if overwrite else "none")
+
+
+def check_data(trials: Sequence[Trial]) -> None:
+    """Raise ``DataError`` for data that are absent and cannot be generated on first use."""
+    wrong = []
+    for data in {trial.task: trial.recipe.data for trial in trials}.values():
+        if data.options or find_task(data.name).is_synthetic:
+            continue
+        try:
+            prepared(data.name, data.folder)
+        except DataError as error:
+            wrong.append(str(error))
+    if wrong:
+        raise DataError("; ".join(wrong))

@@ -1,0 +1,103 @@
+"""The contract of a backend, the registry of all backends, and the one function that selects one of them.
+
+Each family of attention has its own inputs and backends: "softmax" (Eq. 9, 10) and "linear" (Eq. 14). Outputs and the
+M-step's statistics are selected alike.
+"""
+
+from collections.abc import Callable
+from typing import Any, Generic, Literal, TypeVar
+
+import torch
+from torch import Tensor
+
+from mgk.functional import validation
+from mgk.variants import Family
+
+Inputs = TypeVar("Inputs")
+Task = Literal["attention", "counts", "moments"]
+
+
+class Backend(Generic[Inputs]):
+    """One way to compute attention, and the statistics of the M-step where it has them.
+
+    Attributes:
+        name: the value of ``backend=`` that selects it.
+        priority: "auto" tries backends from the highest to the lowest; 0 is selected by name only.
+    """
+
+    name: str
+    priority: int = 0
+
+    def status(self) -> str:
+        """Ready, or why it cannot run on this machine."""
+        return "ready"
+
+    def unsupported_reason(self, inputs: Inputs, task: Task = "attention") -> str | None:
+        """Why it cannot do the task for these inputs; None if it can."""
+        return None
+
+    def is_efficient(self, inputs: Inputs) -> bool:
+        """Whether "auto" should take it for these inputs, which it supports."""
+        return True
+
+    def attention(self, inputs: Inputs) -> Any:
+        """The output of attention."""
+        raise NotImplementedError
+
+    def statistics(self, inputs: Inputs, query_mask: Tensor | None, points: Tensor | None) -> list[Tensor]:
+        """N_jr = sum_i gamma_ijr (B, H, M, S) over the queries of ``query_mask`` (B, L), the task "counts".
+
+        With points x_i (B, H, L, D) also sum_i gamma_ijr x_i and sum_i gamma_ijr |x_i|^2, the task "moments".
+        """
+        raise NotImplementedError
+
+
+BACKENDS: dict[Family, dict[str, Backend[Any]]] = {}
+_BY_PRIORITY: dict[Family, list[Backend[Any]]] = {}
+
+
+def register(family: Family, *backends: Backend[Any]) -> None:
+    """Set the backends of a family."""
+    BACKENDS[family] = {backend.name: backend for backend in backends}
+    automatic = [backend for backend in backends if backend.priority > 0]
+    _BY_PRIORITY[family] = sorted(automatic, key=lambda backend: -backend.priority)
+
+
+def backend_names(family: Family) -> tuple[str, ...]:
+    """The values that ``backend=`` takes."""
+    return "auto", *BACKENDS[family]
+
+
+def available_backends() -> dict[str, str]:
+    """The backends by name, each "ready" or why it is not."""
+    return {name: backend.status() for family in BACKENDS.values() for name, backend in family.items()}
+
+
+def select(family: Family, inputs: Any, name: str = "auto", task: Task = "attention") -> Backend[Any]:
+    """The named backend; with "auto" the one of highest priority that supports the inputs and is efficient for them.
+
+    A named backend that cannot do the task raises. Statistics that it does not have are selected as with "auto".
+    """
+    validation.option("backend", name, backend_names(family))
+    if name != "auto":
+        reason = BACKENDS[family][name].unsupported_reason(inputs, task)
+        if reason is None:
+            return BACKENDS[family][name]
+        if task == "attention":
+            raise ValueError(f"backend {name!r} cannot serve this call: {reason}; use backend='auto'")
+    for backend in _BY_PRIORITY[family]:
+        if backend.is_efficient(inputs) and backend.unsupported_reason(inputs, task) is None:
+            return backend
+    raise ValueError(f"no backend can serve this call; there are {', '.join(BACKENDS[family])}")
+
+
+# torch.library.custom_op would import torch._dynamo, two seconds, at the first call; Library does not.
+library = torch.library.Library("mgk", "FRAGMENT")
+
+
+def define_operator(schema: str, implementation: Callable[..., Any], fake: Callable[..., Any]) -> None:
+    """Add ``torch.ops.mgk.{name}`` of the schema; ``fake`` gives the shapes of its results to torch.compile."""
+    name = schema.partition("(")[0]
+    library.define(schema)
+    library.impl(name, implementation, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"mgk::{name}", fake, lib=library)
