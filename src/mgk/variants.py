@@ -1,7 +1,6 @@
 """The six attention variants, their families and their options: declared once, without importing torch.
 
-Functions, modules, configurations, recipes, the command line and the benchmarks derive their choices and defaults from
-here.
+Every other choice and default derives from here.
 """
 
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ Variance = Literal["constant", "learned", "em"]
 FeatureMapName = Literal["elu", "favor", "dpfp"]
 Position = Literal["learned", "sinusoidal", "rotary", "none"]
 Pooling = Literal["mean", "cls"]
+Init = Literal["paper", "narrow"]
 
 
 @dataclass(frozen=True)
@@ -74,12 +74,18 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "prior": get_args(Prior),
     "variance": get_args(Variance),
     "feature_map": get_args(FeatureMapName),
+    "init": get_args(Init),
 }
 
 # The paper's settings.
 DEFAULT_VARIANT: Variant = "mgk"
 DEFAULT_NUM_MIXTURES = 2
+DEFAULT_KERNEL: Kernel = "gaussian"
 DEFAULT_E_STEP: EStep = "soft"
 DEFAULT_PRIOR: Prior = "learned"
 DEFAULT_VARIANCE: Variance = "constant"
 DEFAULT_FEATURE_MAP: FeatureMapName = "elu"
+
+# The start of queries, keys and shifts (docs/initialisation.md): "narrow" is this standard deviation of q.k / sqrt(D).
+NARROW_SCORE_STD = 0.1
+DEFAULT_INIT: Init = "narrow"

@@ -1,5 +1,7 @@
 """Errors whose message is one sentence for the user, each with the exit code of the command that meets it."""
 
+import signal
+
 
 class UserError(Exception):
     """A job that failed for a reason that the user can act on."""
@@ -14,4 +16,15 @@ class UsageError(UserError, ValueError):
 
 
 class Interrupted(UserError):  # noqa: N818  nothing went wrong
-    """A signal ended the job; what was done is saved."""
+    """A signal ended the job; what was done is saved.
+
+    Its exit code is that of shells, 128 + the signal: 130 for SIGINT, 143 for SIGTERM.
+    """
+
+    def __init__(self, message: str, number: int = signal.SIGINT) -> None:
+        super().__init__(message, number)  # both, so that it can be pickled
+        self.number = number
+        self.exit_code = 128 + number
+
+    def __str__(self) -> str:
+        return str(self.args[0])

@@ -1,14 +1,34 @@
-"""Files that are written whole or not at all."""
+"""Files that are written whole or not at all, and verified where they are read; locks of folders.
 
+There is one kind of checksum. A *sealed* JSON file holds the SHA-256 of its own content under the key ``sha256``. Where
+it stands for other files, it holds their :class:`FileSpec` by name under ``files``.
+"""
+
+import errno
 import hashlib
 import json
 import os
 import shutil
+import socket
+import subprocess
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
+
+from mgk._util.errors import UserError
+
+SEAL = "sha256"
+LOCK = ".lock"
+_BYTE = 1 << 30  # of the file, beyond what it holds: on Windows nobody reads a byte that is locked
+_held: set[int] = set()
+# A file that is written twice within the resolution of its time stamps keeps them.
+_SETTLED_NS = 2_000_000_000
+DIRTY = "-dirty"  # of a commit with changes
 
 
 @contextmanager
@@ -57,10 +77,98 @@ def write_json(path: Path, data: Any) -> None:
     write_file(path, json.dumps(data, indent=2) + "\n")
 
 
+def read_json(path: Path) -> Any:
+    """The JSON data of a file; ``ValueError`` where it holds something else."""
+    try:
+        return json.loads(path.read_bytes())
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
 def file_hash(path: Path) -> str:
     """The SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@dataclass(frozen=True)
+class FileSpec:
+    """Size and SHA-256 of a file."""
+
+    bytes: int
+    sha256: str
+
+
+FileSpecs = dict[str, FileSpec]  # by name, from a folder on
+
+
+def file_specs(folder: Path, paths: Iterable[Path]) -> FileSpecs:
+    """The specs of files below a folder, by name."""
+    return {
+        path.relative_to(folder).as_posix(): FileSpec(path.stat().st_size, file_hash(path))
+        for path in sorted(paths)
+    }
+
+
+def wrong_files(folder: Path, specs: Mapping[str, FileSpec]) -> Iterator[tuple[str, str]]:
+    """The name of every file that is not what its spec says, and what is wrong with it, in half a sentence.
+
+    A file is read once per process, and again when its size or its time of change differs.
+    """
+    for name, spec in specs.items():
+        try:
+            status = (folder / name).stat()
+        except (OSError, ValueError):
+            yield name, "is missing"
+            continue
+        if status.st_size != spec.bytes:
+            yield name, f"has {status.st_size} bytes instead of {spec.bytes}"
+            continue
+        is_settled = time.time_ns() - status.st_ctime_ns > _SETTLED_NS
+        hashed = _hash_of_version if is_settled else _hash_of_version.__wrapped__
+        if hashed(folder / name, status.st_ino, status.st_size, status.st_ctime_ns) != spec.sha256:
+            yield name, "has changed: its SHA-256 differs"
+
+
+@lru_cache(maxsize=4096)
+def _hash_of_version(path: Path, *version: int) -> str:
+    return file_hash(path)
+
+
+def seal(data: Mapping[str, Any]) -> dict[str, Any]:
+    """JSON data with the SHA-256 of their content."""
+    return {**data, SEAL: _content_hash(data)}
+
+
+def write_sealed(path: Path, data: Mapping[str, Any]) -> None:
+    """Write ``data`` as indented JSON with the SHA-256 of their content."""
+    write_json(path, seal(data))
+
+
+def read_sealed(path: Path) -> dict[str, Any]:
+    """What :func:`seal` was given; ``ValueError`` says in half a sentence why the file cannot be trusted."""
+    data = read_json(path)
+    if not isinstance(data, dict):
+        raise ValueError("it is not a JSON object")
+    if SEAL not in data:
+        raise ValueError("it has no checksum")
+    if data.pop(SEAL) != _content_hash(data):
+        raise ValueError("its content has changed: its SHA-256 differs")
+    return data
+
+
+def sealed_specs(path: Path) -> FileSpecs:
+    """The files that a sealed file stands for; ``ValueError`` says why it cannot be trusted."""
+    try:
+        specs = {name: FileSpec(**spec) for name, spec in read_sealed(path)["files"].items()}
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"it does not list its files: {error}") from None
+    return specs
+
+
+def _content_hash(data: Mapping[str, Any]) -> str:
+    """Of the values, whatever the white space and the order of keys."""
+    return hashlib.sha256(json.dumps(data, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def sync(path: Path) -> None:
@@ -79,3 +187,91 @@ def umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return mask
+
+
+def commit_of(file: Path) -> str | None:
+    """The commit of the repository that tracks the file, with "-dirty" if tracked files were changed, results aside.
+
+    None outside of a checkout; a repository around a virtual environment does not count.
+    """
+    if _git(file.parent, "ls-files", "--error-unmatch", file.name) is None:
+        return None
+    commit = _git(file.parent, "rev-parse", "HEAD")
+    changed = _git(file.parent, "status", "--porcelain", "-uno", "--", ":/", ":(exclude,top)results")
+    return None if commit is None else commit + (DIRTY if changed else "")
+
+
+def is_committed(file: Path) -> bool:
+    """Whether the file is in the last commit as it is here."""
+    if _git(file.parent, "ls-files", "--error-unmatch", file.name) is None:
+        return False
+    return _git(file.parent, "status", "--porcelain", "--", file.name) == ""
+
+
+def _git(directory: Path, *arguments: str) -> str | None:
+    try:
+        result = subprocess.run(
+            ["git", "-C", str(directory), *arguments], capture_output=True, text=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return result.stdout.strip()
+
+
+@contextmanager
+def folder_lock(folder: Path) -> Iterator[None]:
+    """Hold the lock of an existing folder; ``UserError`` names the process that holds it.
+
+    File systems without locks are not locked.
+    """
+    handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+    _held.add(handle)
+    try:
+        if not _try_lock(handle):
+            raise UserError(
+                f"{folder}: {_holder(handle)} is at work in this folder: wait until it ends, or stop it"
+            )
+        os.ftruncate(handle, 0)
+        os.lseek(handle, 0, os.SEEK_SET)
+        os.write(handle, f"{os.getpid()} {socket.gethostname()}\n".encode())
+        yield
+    finally:
+        _held.discard(handle)
+        os.close(handle)
+
+
+def _holder(handle: int) -> str:
+    words = os.read(handle, 300).decode(errors="replace").split()
+    return f"process {words[0]} on {words[1]}" if len(words) == 2 else "another process"
+
+
+def _try_lock(handle: int) -> bool:
+    """Whether this process has the lock now."""
+    try:
+        if os.name == "nt":
+            import msvcrt
+
+            os.lseek(handle, _BYTE, os.SEEK_SET)
+            msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
+            os.lseek(handle, 0, os.SEEK_SET)
+        else:
+            import fcntl
+
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EAGAIN, errno.EACCES, errno.EDEADLK):
+            return False
+        if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
+            raise
+    return True
+
+
+def _close_in_child() -> None:
+    """A forked process shares the lock as long as it has the file open: it must not outlive its parent."""
+    for handle in _held:
+        os.close(handle)
+    _held.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_close_in_child)

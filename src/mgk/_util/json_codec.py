@@ -1,4 +1,4 @@
-"""Dataclasses as JSON data and back, checked field by field; JSON text whose lists of numbers take one line."""
+"""Dataclasses as JSON data and back, checked field by field; compact JSON text."""
 
 import json
 import re

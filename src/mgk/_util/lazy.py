@@ -1,22 +1,28 @@
-"""Packages whose public names load on first use, so that importing one imports neither torch nor anything heavier."""
+"""Packages whose public names load on first use, so that importing one does not import torch."""
 
+import ast
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 
 def lazy_exports(
-    package: str, names: Mapping[str, Sequence[str]], submodules: Sequence[str] = ()
+    package: str, file: str, submodules: Sequence[str] = ()
 ) -> tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]:
     """``__all__``, ``__getattr__`` and ``__dir__`` of a package.
 
+    The public names are those that the package imports ``if TYPE_CHECKING``.
+
     Args:
         package: its ``__name__``.
-        names: the public names, by the module that defines them.
+        file: its ``__file__``.
         submodules: public modules below the package.
     """
-    home = {name: module for module, exported in names.items() for name in exported}
+    blocks = (node for node in ast.parse(Path(file).read_bytes()).body if isinstance(node, ast.If))
+    imports = (node for block in blocks for node in block.body if isinstance(node, ast.ImportFrom))
+    home = {alias.name: str(node.module) for node in imports for alias in node.names}
     public = sorted([*home, *submodules])
 
     def load(name: str) -> Any:

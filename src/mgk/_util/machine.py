@@ -3,16 +3,19 @@
 import ctypes
 import os
 import platform
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
 import torch
+
+from mgk._util.errors import UsageError
+from mgk._util.files import commit_of
+from mgk._util.limits import MAX_THREADS
 
 _PROC = Path("/proc/self")
 
@@ -30,7 +33,9 @@ class Machine:
     python: str
     torch: str
     mgk: str
-    commit: str | None  # of the running checkout, with "-dirty" if files were changed; None outside of a checkout
+    commit: (
+        str | None
+    )  # of the running checkout, with "-dirty" if files were changed; None outside of a checkout
     date: str  # UTC, ISO 8601
 
     def __str__(self) -> str:
@@ -59,7 +64,7 @@ def describe(device: torch.device | None = None) -> Machine:
         python=platform.python_version(),
         torch=torch.__version__,
         mgk=version("mgk"),
-        commit=_commit(Path(__file__)),
+        commit=commit_of(Path(__file__)),
         date=datetime.now(UTC).isoformat(timespec="seconds"),
     )
 
@@ -68,6 +73,8 @@ def describe(device: torch.device | None = None) -> Machine:
 def cpu_threads(number: int | None) -> Iterator[None]:
     """Set the number of CPU threads of torch inside the block; None leaves it unchanged."""
     before = torch.get_num_threads()
+    if number is not None and not 1 <= number <= MAX_THREADS:
+        raise UsageError(f"threads must be from 1 to {MAX_THREADS}, got {number}")
     if number is not None:
         torch.set_num_threads(number)
     try:
@@ -97,28 +104,50 @@ def _accelerator(device: torch.device | None) -> str | None:
     return str(get_name(device)) if get_name else device.type
 
 
-def _commit(file: Path) -> str | None:
-    """The commit of the repository that tracks the file; a repository around a virtual environment does not count."""
-    if _git(file.parent, "ls-files", "--error-unmatch", file.name) is None:
-        return None
-    return _git(file.parent, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+class PeakMemory:
+    """Peak memory since it was made, beyond what was in use then.
 
+    On the CPU this is the resident memory of the process, exact to about a megabyte.
+    """
 
-def _git(directory: Path, *arguments: str) -> str | None:
-    try:
-        result = subprocess.run(["git", "-C", str(directory), *arguments], capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return result.stdout.strip()
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._before = device, None
+        if device.type != "cpu":
+            self._module = torch.get_device_module(device)
+            if hasattr(self._module, "max_memory_allocated"):
+                synchronize(device)
+                self._module.reset_peak_memory_stats(device)
+                self._before = self._module.memory_allocated(device)
+        elif sys.platform == "linux":
+            # glibc keeps freed pages resident; a run that used them again would seem to take no memory
+            trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+            if trim is not None:
+                trim(0)
+            with suppress(OSError):
+                (_PROC / "clear_refs").write_text("5")  # lowers VmHWM to the present VmRSS
+                self._before = _status_bytes("VmRSS")
+
+    def extra_bytes(self) -> int | None:
+        """The peak so far; None where it cannot be measured."""
+        if self._before is None:
+            return None
+        if self._device.type == "cpu":
+            peak = _status_bytes("VmHWM")
+        else:
+            synchronize(self._device)
+            peak = self._module.max_memory_allocated(self._device)
+        return None if peak is None else max(0, peak - self._before)
 
 
 def peak_extra_bytes(run: Callable[[], object], device: torch.device) -> int | None:
     """Peak memory during ``run()`` minus the memory in use before; None where it cannot be measured.
 
     Outputs and gradients count, inputs do not. The first run of a kind also fills the caches of threads and
-    libraries: warm up before. On the CPU this is the resident memory of the process, exact to about a megabyte.
+    libraries: warm up before.
     """
-    return _on_cpu(run) if device.type == "cpu" else _on_accelerator(run, device)
+    peak = PeakMemory(device)
+    run()
+    return peak.extra_bytes()
 
 
 def peak_process_bytes() -> int:
@@ -129,37 +158,8 @@ def peak_process_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def _on_cpu(run: Callable[[], object]) -> int | None:
-    if sys.platform != "linux":
-        return None
-    # glibc keeps freed pages resident; a run that used them again would seem to take no memory
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
-    try:
-        (_PROC / "clear_refs").write_text("5")  # lowers VmHWM to the present VmRSS
-    except OSError:
-        return None
-    before = _status_bytes("VmRSS")
-    run()
-    after = _status_bytes("VmHWM")
-    return None if before is None or after is None else max(0, after - before)
-
-
 def _status_bytes(field: str) -> int | None:
     for line in (_PROC / "status").read_text().splitlines():
         if line.startswith(f"{field}:"):
             return int(line.split()[1]) * 1024
     return None
-
-
-def _on_accelerator(run: Callable[[], object], device: torch.device) -> int | None:
-    module = torch.get_device_module(device)
-    if not hasattr(module, "max_memory_allocated"):
-        return None
-    synchronize(device)
-    module.reset_peak_memory_stats(device)
-    before: int = module.memory_allocated(device)
-    run()
-    synchronize(device)
-    return module.max_memory_allocated(device) - before

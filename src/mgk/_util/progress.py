@@ -1,4 +1,4 @@
-"""Progress of a long job on stderr: a bar on a terminal, a line now and then elsewhere, with the time left."""
+"""Progress of a long job on stderr, with the time left: a bar on a terminal, else lines."""
 
 import sys
 import time
@@ -10,7 +10,7 @@ from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bar
 
 OnStep = Callable[[int, int], None]
-# Between two lines where there is no terminal: few enough for a log file, often enough to see that the job lives.
+# Between two lines of a log file, where there is no terminal.
 SECONDS_BETWEEN_LINES = 10.0
 
 
@@ -31,7 +31,9 @@ class Progress:
         self.time_left = ""
         console = Console(stderr=True)
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[details]}"))
-        self._bar = Bar(*columns, console=console, transient=True, disable=not (is_shown and console.is_terminal))
+        self._bar = Bar(
+            *columns, console=console, transient=True, disable=not (is_shown and console.is_terminal)
+        )
         self._task = self._bar.add_task(label, total=None, details="")
         self._created = self._last_line = time.monotonic()
         self._begin: tuple[float, float] | None = None
@@ -48,7 +50,13 @@ class Progress:
         self.update(done, total)
 
     def update(
-        self, done: float, total: float, *, details: str | None = None, label: str | None = None, now: bool = False
+        self,
+        done: float,
+        total: float,
+        *,
+        details: str | None = None,
+        label: str | None = None,
+        now: bool = False,
     ) -> None:
         """``done`` of ``total`` are done.
 
@@ -63,7 +71,9 @@ class Progress:
         if self._begin is None:  # a first call with more than one step is of a resumed job
             self._begin = (0.0, self._created) if done <= 1 else (done, time.monotonic())
         self.time_left = self._time_left(done, total)
-        text = ", ".join(filter(None, [f"{done:,.0f} of {total:,.0f}" if details is None else details, self.time_left]))
+        text = ", ".join(
+            filter(None, [f"{done:,.0f} of {total:,.0f}" if details is None else details, self.time_left])
+        )
         self._bar.update(self._task, description=self.label, completed=done, total=total, details=text)
         is_due = now or done >= total or time.monotonic() - self._last_line >= SECONDS_BETWEEN_LINES
         if self.is_shown and self._bar.disable and is_due:

@@ -1,23 +1,102 @@
-"""SIGINT and SIGTERM: the step in progress is finished and saved, then the run ends; child processes get them too."""
+"""SIGINT and SIGTERM, in one place: a run saves its step, other jobs clean up, child processes get them too.
+
+The exit codes are those of shells, 128 + the signal: 130, 143, and 141 where the reader of the output is gone.
+"""
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 from mgk._util.errors import Interrupted
 
+BROKEN_PIPE = 128 + 13
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 # torchrun passes on what the terminal has sent to all processes already: that is not a second signal.
 _SECONDS_OF_ONE_SIGNAL = 1.0
 
 
+class Stopped(KeyboardInterrupt):
+    """A signal came; ``number`` says which."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+def raise_on_signals() -> Callable[[], int | None]:
+    """From now on the first signal raises :class:`Stopped` and a later one ends the process.
+
+    While modules are imported, one ends it at once: an exception there aborts in C++, or is taken for an import error.
+
+    Returns:
+        A function that tells the first signal that came: what it raises, a library may have taken for its own error.
+    """
+    came: list[tuple[int, float]] = []
+    pid = os.getpid()
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        if os.getpid() != pid:  # a forked process has inherited this
+            end_by(number)
+        if _is_importing(frame):
+            os.write(2, f"mgk: stopped by {signal.Signals(number).name}\n".encode())
+            os._exit(128 + number)
+        if not came:
+            came.append((number, time.monotonic()))
+            raise Stopped(number)
+        if time.monotonic() - came[0][1] > _SECONDS_OF_ONE_SIGNAL:
+            os._exit(128 + number)
+
+    if threading.current_thread() is threading.main_thread():
+        for number in _SIGNALS:
+            signal.signal(number, stop)
+    return lambda: came[0][0] if came else None
+
+
+def _is_importing(frame: FrameType | None) -> bool:
+    while frame is not None and "importlib._bootstrap" not in frame.f_code.co_filename:
+        frame = frame.f_back
+    return frame is not None
+
+
+def end_by(number: int) -> NoReturn:
+    """End this process by a signal, without a word."""
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+    os._exit(128 + number)  # where the signal is blocked
+
+
 @contextmanager
-def handling(handler: Callable[[int, FrameType | None], None], signals: Iterable[int] = _SIGNALS) -> Iterator[None]:
+def starting_processes() -> Iterator[None]:
+    """Signals wait until the block ends; processes started in it keep them waiting until :func:`unblock`."""
+    if sys.platform == "win32":
+        yield
+        return
+    from multiprocessing import resource_tracker
+
+    resource_tracker.ensure_running()  # it would lift the block
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def unblock() -> None:
+    """In a process of :func:`starting_processes`: the signals that waited come now."""
+    if sys.platform != "win32":
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+
+
+@contextmanager
+def handling(
+    handler: Callable[[int, FrameType | None], None], signals: Iterable[int] = _SIGNALS
+) -> Iterator[None]:
     """Call ``handler`` on the signals; outside of the main thread, which alone gets them, nothing changes."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -38,7 +117,8 @@ def forwarding(pids: Callable[[], Iterable[int]], signals: Iterable[int] = _SIGN
     def forward(number: int, frame: FrameType | None) -> None:
         came.append(number)
         for pid in pids():
-            os.kill(pid, number)
+            with suppress(ProcessLookupError):  # it has just ended
+                os.kill(pid, number)
 
     with handling(forward, signals):
         yield came
@@ -51,7 +131,7 @@ class StopSignals:
     """
 
     def __init__(self) -> None:
-        self.requested: str | None = None
+        self.requested: signal.Signals | None = None
         self.is_training = False
         self._first = 0.0
         self._handling = handling(self._handle)
@@ -64,8 +144,8 @@ class StopSignals:
         self._handling.__exit__(*error)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        name, now = signal.Signals(number).name, time.monotonic()
+        came, now = signal.Signals(number), time.monotonic()
         if not self.is_training or (self.requested and now - self._first > _SECONDS_OF_ONE_SIGNAL):
-            raise Interrupted(f"stopped by {name}")
+            raise Interrupted(f"stopped by {came.name}", came)
         if not self.requested:
-            self.requested, self._first = name, now
+            self.requested, self._first = came, now

@@ -4,9 +4,9 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 
 
-def closest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that is most similar; None where none is."""
-    return next(iter(get_close_matches(name, list(known), n=1)), None)
+def closest(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:
+    """The known name that is most similar; None where no similarity reaches the cutoff."""
+    return next(iter(get_close_matches(name, list(known), n=1, cutoff=cutoff)), None)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -1,17 +1,16 @@
-"""95% confidence intervals of accuracies and of paired differences."""
+"""Confidence intervals of accuracies and of paired differences."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import hypot, inf, sqrt
-from statistics import NormalDist, fmean, stdev
+from math import hypot, sqrt
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mgk.training.run_dir import Interval as Interval
+from mgk.training.run_dir import student_interval as student_interval
 from mgk.training.run_dir import wilson_interval as wilson_interval
-
-_Z95 = NormalDist().inv_cdf(0.975)
 
 
 @dataclass(frozen=True)
@@ -26,20 +25,6 @@ class PairedDifference:
     seeds: int
 
 
-def student_interval(values: Sequence[float]) -> Interval:
-    """M -+ t s / sqrt(n), with Student's t of n - 1 degrees of freedom.
-
-    For few values, where a bootstrap is too narrow; unbounded for one value.
-    """
-    mean, count = fmean(values), len(values)
-    if count == 1:
-        return Interval(mean, -inf, inf)
-    from scipy.stats import t
-
-    half_width = float(t.ppf(0.975, count - 1)) * stdev(values) / sqrt(count)
-    return Interval(mean, mean - half_width, mean + half_width)
-
-
 def mean_accuracy(correct: ArrayLike) -> Interval:
     """The accuracy of ``correct`` (seeds, examples).
 
@@ -51,7 +36,9 @@ def mean_accuracy(correct: ArrayLike) -> Interval:
     return _over_seeds_and_examples(table)
 
 
-def paired_difference(candidate: ArrayLike, baseline: ArrayLike) -> PairedDifference:
+def paired_difference(
+    candidate: ArrayLike, baseline: ArrayLike, *, confidence: float = 0.95
+) -> PairedDifference:
     """M -+ sqrt((t s / sqrt(n))^2 + (z e / sqrt(k))^2), over seeds and examples.
 
     s and e are the standard deviations of n seeds' and k examples' differences, t and
@@ -60,6 +47,7 @@ def paired_difference(candidate: ArrayLike, baseline: ArrayLike) -> PairedDiffer
     Args:
         candidate: (seeds, examples), whether each model has each example right.
         baseline: The same, paired by seed: same data in the same order.
+        confidence: Of the interval.
     """
     ours = _table("candidate", candidate)
     theirs = _table("baseline", baseline)
@@ -68,7 +56,7 @@ def paired_difference(candidate: ArrayLike, baseline: ArrayLike) -> PairedDiffer
         raise ValueError(f"candidate and baseline must have one shape, got {got}")
     gained, lost = int((ours & ~theirs).sum()), int((theirs & ~ours).sum())
     return PairedDifference(
-        difference=_over_seeds_and_examples(ours.astype(np.int8) - theirs.astype(np.int8)),
+        difference=_over_seeds_and_examples(ours.astype(np.int8) - theirs.astype(np.int8), confidence),
         gained=gained,
         lost=lost,
         p_value=mcnemar(gained, lost),
@@ -84,6 +72,22 @@ def mcnemar(gained: int, lost: int) -> float:
     return float(binomtest(gained, gained + lost).pvalue) if gained + lost else 1.0
 
 
+def mean_over_blocks(values: ArrayLike) -> Interval:
+    """The mean of ``values`` (seeds, blocks of a text), over seeds and blocks.
+
+    M -+ sqrt((t s / sqrt(n))^2 + (t e / sqrt(k))^2), s and e the standard deviations of n
+    seeds' and k blocks' means. One seed has no first term.
+    """
+    table = np.atleast_2d(np.asarray(values, np.float64))
+    of_blocks = student_interval(table.mean(0).tolist())
+    half_width = of_blocks.high - of_blocks.estimate
+    if len(table) > 1:
+        of_seeds = student_interval(table.mean(1).tolist())
+        half_width = hypot(half_width, of_seeds.high - of_seeds.estimate)
+    mean = of_blocks.estimate
+    return Interval(mean, mean - half_width, mean + half_width)
+
+
 def mean_difference(candidate: Sequence[float], baseline: Sequence[float]) -> Interval:
     """The mean difference of values paired by seed, with Student's interval."""
     if len(candidate) != len(baseline) or not len(candidate):
@@ -93,13 +97,13 @@ def mean_difference(candidate: Sequence[float], baseline: Sequence[float]) -> In
     return student_interval([ours - theirs for ours, theirs in pairs])
 
 
-def _over_seeds_and_examples(table: NDArray[np.generic]) -> Interval:
+def _over_seeds_and_examples(table: NDArray[np.generic], confidence: float = 0.95) -> Interval:
     values = table.astype(np.float64)
     seeds, examples = values.shape
     mean = float(values.mean())
-    half_width = _Z95 * float(values.mean(0).std()) / sqrt(examples)
+    half_width = NormalDist().inv_cdf((1 + confidence) / 2) * float(values.mean(0).std()) / sqrt(examples)
     if seeds > 1:
-        of_seeds = student_interval(values.mean(1).tolist())
+        of_seeds = student_interval(values.mean(1).tolist(), confidence)
         half_width = hypot(half_width, of_seeds.high - mean)
     return Interval(mean, mean - half_width, mean + half_width)
 

@@ -31,12 +31,13 @@ class Sizes:
     """What the cost depends on, with the symbol of each size."""
 
     attention: variants.Variant
-    heads: int  # H
+    heads: int  # H, of queries
     head_dim: int  # D
     hidden: int  # C
     layers: int  # L
     intermediate: int  # F
     length: int  # N
+    key_heads: int | None = None  # J, of keys and values; by default H
     batch: int = 1  # E
     mixtures: int = variants.DEFAULT_NUM_MIXTURES  # M
     vocab: int = 0  # V
@@ -70,7 +71,9 @@ class Sizes:
                 raise ValueError(f"{name} must be a whole number, {least} or more, got {value!r}")
 
     @classmethod
-    def from_config(cls, config: Any, *, length: int, batch: int = 1, head: Head = "none", **options: Any) -> Self:
+    def from_config(
+        cls, config: Any, *, length: int, batch: int = 1, head: Head = "none", **options: Any
+    ) -> Self:
         """Of a :class:`mgk.models.MgkConfig`, for ``length`` tokens or patches."""
         sizes = {name: getattr(config, name) for name in _SHARED_NAMES}
         sizes |= {name: getattr(config, source) for name, source in _CONFIG_NAMES.items()}
@@ -80,13 +83,16 @@ class Sizes:
             "patch": config.num_channels * (config.patch_size or 0) ** 2,
             "causal": config.is_decoder or head == "language",
         }
+        if sizes["key_heads"] == sizes["heads"]:  # no groups
+            sizes["key_heads"] = None
         return cls(length=length, batch=batch, head=head, **(sizes | options))
 
     def baseline(self) -> Self:
         """Softmax or linear attention with twice the heads."""
         if not self.variant.is_mixture:
             raise ValueError(f"attention {self.attention!r} is a baseline itself")
-        return replace(self, attention=self.variant.family, heads=2 * self.heads)
+        groups = None if self.key_heads is None else 2 * self.key_heads
+        return replace(self, attention=self.variant.family, heads=2 * self.heads, key_heads=groups)
 
     @property
     def variant(self) -> VariantSpec:
@@ -112,6 +118,7 @@ class Sizes:
             "C": self.hidden,
             "F": self.intermediate,
             "H": self.heads,
+            "J": self.key_heads or self.heads,
             "D": self.head_dim,
             "M": mixtures,
             "K": 1 if self.variant.is_shifted else mixtures,
@@ -132,6 +139,7 @@ class Sizes:
 _SHARED_NAMES = ("attention", "pooling", "e_step", "prior", "variance", "feature_map", "position")
 _CONFIG_NAMES = {
     "heads": "num_attention_heads",
+    "key_heads": "num_key_value_heads",
     "hidden": "hidden_size",
     "layers": "num_hidden_layers",
     "intermediate": "intermediate_size",
@@ -146,20 +154,25 @@ _CONFIG_NAMES = {
 
 
 def attention_parameters(sizes: Sizes) -> Quantity:
-    """(3 + K) C H D weights of one layer, plus biases, shifts, prior and variances.
+    """(3 + K) C H D weights of one layer, or (2 H + (1 + K) J) C D, plus biases, shifts, prior and variances.
 
     For M = 2 and h heads, mgk has 5 C h D and smgk 4 C h D, where softmax with 2h
     heads has 8 C h D.
     """
-    terms = [Term("projections", "(3 + K) * C * H * D"), Term("biases", "(2 + K) * H * D + C")]
+    terms = [Term("projections", _projections(sizes)), Term("biases", "(H + (1 + K) * J) * D + C")]
     if sizes.variant.is_shifted:
-        terms.append(Term("shifts", "H * M * D"))
+        terms.append(Term("shifts", "J * M * D"))
     has_prior = sizes.prior == "learned" and sizes.e_step == "soft"
     if sizes.variant.is_mixture and has_prior:
-        terms.append(Term("prior", "H * M"))
+        terms.append(Term("prior", "J * M"))
     if sizes.variance == "learned":
-        terms.append(Term("variance", "H * M"))
+        terms.append(Term("variance", "J * M"))
     return sizes.quantity("attention parameters", *terms)
+
+
+def _projections(sizes: Sizes) -> str:
+    """Weights of queries and outputs, and of K keys and a value of each key head."""
+    return "(3 + K) * C * H * D" if sizes.key_heads is None else "(2 * H + (1 + K) * J) * C * D"
 
 
 def layer_parameters(sizes: Sizes) -> Quantity:
@@ -189,7 +202,7 @@ def forward_flops(sizes: Sizes) -> Quantity:
     """The whole model, forward, for the whole batch."""
     layer = sizes.quantity(
         "forward FLOPs",
-        Term("projections", "2 * (3 + K) * B * N * C * H * D"),
+        Term("projections", f"2 * B * N * {_projections(sizes)}"),
         *_attention_terms(sizes),
         Term("feed-forward", "4 * B * N * C * F"),
     )
@@ -207,9 +220,9 @@ def training_flops(sizes: Sizes) -> Quantity:
 
 def cache_bytes(sizes: Sizes) -> Quantity:
     """K keys and a value per token, or for the linear variants a constant state."""
-    term = Term("keys and values", "W * L * B * H * (K + 1) * N * D")
+    term = Term("keys and values", "W * L * B * J * (K + 1) * N * D")
     if sizes.variant.is_linear:
-        term = Term("state", "W * L * B * H * R * (D + 1)")
+        term = Term("state", "W * L * B * J * R * (D + 1)")
     return sizes.quantity("cache bytes", term)
 
 
@@ -235,13 +248,14 @@ def head_parameters(sizes: Sizes) -> Quantity:
 def _attention_activations(sizes: Sizes) -> Iterator[Term]:
     if sizes.variant.is_linear:
         if sizes.feature_map != "elu":  # whose gradient needs its features alone
-            yield Term("feature maps of queries and keys", "W * B * N * H * 3 * R * (1 + M)")
-        yield Term("features, and the queries' in the order of a product", "W * B * N * H * R * (3 + M)")
-        yield Term("values, sums, output", "W * B * N * H * (3 * D + 2)")
+            yield Term("feature maps of queries and keys", "W * B * N * (H + M * J) * 3 * R")
+        yield Term(
+            "features, and the queries' in the order of a product", "W * B * N * (2 * H + (1 + M) * J) * R"
+        )
+        yield Term("values, sums, output", "W * B * N * (H * (2 * D + 2) + J * D)")
         return
-    count = "(K + 4 + 2)" if sizes.variant.is_shifted else "(K + 4)"
-    yield Term("queries, keys, values, output", f"W * B * N * H * {count} * D")
-    yield Term("maxima, sums, biases", "W * B * N * H * (M + 2)")
+    yield Term("queries, keys, values, output", "W * B * N * (3 * H + (K + 1) * J) * D")
+    yield Term("maxima, sums", "W * B * N * 2 * H")
 
 
 def _head_terms(sizes: Sizes, *, flops: bool) -> Iterator[Term]:
@@ -270,13 +284,13 @@ def _adaptive_softmax(sizes: Sizes, factor: str) -> Iterator[Term]:
 
 def _attention_terms(sizes: Sizes) -> Iterator[Term]:
     if sizes.variant.is_linear:
-        yield Term("sums of features and values, twice", "4 * B * N * H * R * (D + 1)")
+        yield Term("sums of features and values, twice", "2 * B * N * (H + J) * R * (D + 1)")
         if sizes.feature_map == "favor":
-            yield Term("random features", "2 * B * N * H * R * D * (1 + M)")
+            yield Term("random features", "2 * B * N * R * D * (H + M * J)")
         return
     yield Term("query-key products", _products(sizes))
     if sizes.has_shared_product:
-        yield Term("shifts with queries and keys", "4 * B * N * H * M * D")
+        yield Term("shifts with queries and keys", "2 * B * N * (H + J) * M * D")
     yield Term("weights times values", "2 * B * P * H * D")
     yield Term("scale, shift, maximum, exp, sum", f"B * P * H * {_pointwise(sizes)}")
 

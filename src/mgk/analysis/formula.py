@@ -1,5 +1,6 @@
 """Quantities with their formula: one text is shown and evaluated."""
 
+import ast
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -56,10 +57,7 @@ class Quantity:
 
 
 def _parenthesised(formula: str) -> str:
-    """The formula in parentheses, unless it is a product."""
-    depth = 0
-    for character in formula:
-        depth += {"(": 1, ")": -1}.get(character, 0)
-        if depth == 0 and character in "+-":
-            return f"({formula})"
-    return formula
+    """The formula in parentheses if it is a sum."""
+    node = ast.parse(formula, mode="eval").body
+    is_sum = isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub)
+    return f"({formula})" if is_sum else formula

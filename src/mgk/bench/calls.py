@@ -158,7 +158,8 @@ def unsupported_reason(name: str, backend: str, x: Inputs, is_causal: bool) -> s
     """Why the backend cannot serve the variant; None if it can."""
     if backend not in backends_of(name):
         return "it has no such backend"
-    return backends.BACKENDS[spec_of(name).family][backend].unsupported_reason(_validated(name, x, is_causal))
+    chosen = backends.BACKENDS[spec_of(name).family][backend]
+    return chosen.unsupported_reason(_validated(name, x, is_causal))
 
 
 def auto_backend(name: str, x: Inputs, is_causal: bool) -> str:

@@ -128,7 +128,7 @@ def _write_repeated(archive: Path, folder: Path, times: int) -> int:
     """Write the three files, the training text repeated; the number of words."""
     words = 0
     for file in Source(archive).files(r"wiki\.(train|valid|test)\.tokens"):
-        text, repeats = file.read(), times if file.match[1] == "train" else 1
+        text, repeats = file.content(), times if file.match[1] == "train" else 1
         with (folder / Path(file.name).name).open("wb") as out:
             for _ in range(repeats):
                 out.write(text)

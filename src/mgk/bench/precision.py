@@ -1,6 +1,7 @@
 """Largest float32 errors of every backend against the equations in float64.
 
-With a hard E-step only the output is compared: float32 may break a near tie otherwise.
+With a hard E-step only the output is compared: float32 may break a near tie
+otherwise.
 """
 
 from functools import lru_cache

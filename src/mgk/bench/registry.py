@@ -1,7 +1,9 @@
 """The benchmarks and their options. Does not import torch: help is instant."""
 
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -28,7 +30,12 @@ TASK_LENGTHS = {"listops": 2000, "text": 4000}
 
 
 def option(
-    default: Any, text: str, *, least: float | None = None, most: float | None = None, choices: Sequence[str] = ()
+    default: Any,
+    text: str,
+    *,
+    least: float | None = None,
+    most: float | None = None,
+    choices: Sequence[str] = (),
 ) -> Any:
     """A field that is an option; a default of ``...`` makes it required.
 
@@ -151,13 +158,15 @@ class GenerateSettings(DeviceSettings):
 class TrainSettings(TimedSettings):
     """Optimizer steps: mixtures with h heads against softmax and linear with 2h."""
 
-    shapes: tuple[str, ...] = option(tuple(TASK_LENGTHS), "Tasks whose lengths are drawn.", choices=tuple(TASK_LENGTHS))
+    shapes: tuple[str, ...] = option(
+        tuple(TASK_LENGTHS), "Tasks whose lengths are drawn.", choices=tuple(TASK_LENGTHS)
+    )
     heads: tuple[int, ...] = option((1, 2, 4), "h, of the mixtures; the baselines have 2h.")
     batch: int = option(4, "Examples per step; the paper has 32.")
     mixtures: int = option(DEFAULT_NUM_MIXTURES, "M, Gaussians per key.")
     max_length: int | None = option(None, "Tokens of an example; the task's if not given.", least=2)
     attention_dropout: float = option(0.0, "The paper has 0.1, slow by SDPA on the CPU.", most=0.99)
-    trainer_steps: int = option(20, "Steps in Trainer and in a bare loop; 0 skips that.", least=0)
+    loop_steps: int = option(20, "Steps of the training loop and of a bare one; 0 skips that.", least=0)
     memory_limit_gb: float = option(8.0, "Unfused mgk is skipped where it needs more.")
 
 
@@ -195,7 +204,7 @@ class WikiTextSettings(Settings):
 
 @dataclass(frozen=True)
 class Benchmark:
-    """One benchmark; the docstring of its settings describes it."""
+    """One benchmark; its settings' docstring describes it, ``tables.toml`` its tables."""
 
     settings: type[Settings]
     entry: str  # "module:function" below mgk.bench
@@ -209,66 +218,21 @@ class Benchmark:
         return self.settings.__doc__ or ""
 
 
-_RATIOS = "ms=milliseconds ratio min=ratio_min max=ratio_max"
-_RATIO_LEGEND = "ratio: to the baseline's time in the same round; median, min and max over rounds."
+_TABLES = tomllib.loads((resources.files("mgk.bench") / "tables.toml").read_text("utf-8"))
 
 BENCHMARKS: dict[str, Benchmark] = {
-    "attention": Benchmark(
-        AttentionSettings,
-        "variants_by_backend:run",
-        f"variant heads backend auto=is_auto {_RATIOS} MB=peak_extra_mb",
-        "{passes}",
-        f"{_RATIO_LEGEND} The baseline is softmax by torch. auto: the backend of 'auto'. MB: peak extra memory.",
-    ),
-    "kernels": Benchmark(
-        KernelsSettings,
-        "kernels:run",
-        f"alternative {_RATIOS} MB=peak_extra_mb",
-        "{experiment}: {passes}, B={B} N={N} D={D}",
-        f"{_RATIO_LEGEND} The baseline comes first. MB: peak extra memory.",
-    ),
-    "roofline": Benchmark(
-        RooflineSettings,
-        "roofline:run",
-        "operation GFLOP/s=gflop_per_second 10^9/s=giga_per_second variant ms=milliseconds"
-        " products=products_milliseconds exp=exponentials_milliseconds rest=rest_milliseconds"
-        " at-tile-rate=products_milliseconds_at_tile_rate at-sgemm-rate=products_milliseconds_at_sgemm_rate",
-        "{experiment}",
-        "products: measured, what doubling the widths of keys and values adds. exp: at the rate of torch.exp in the"
-        " cache. rest: what remains. at-tile-rate, at-sgemm-rate: the products at the rates of torch's own.",
-    ),
-    "memory_at_length": Benchmark(
-        MemorySettings, "memory_at_length:run", "peak_extra_bytes limit_bytes reference_bytes reference_score_bytes"
-    ),
-    "precision": Benchmark(
-        PrecisionSettings,
-        "precision:run",
-        "threads variant e_step causal variance=learned_variance backend largest of=largest_of above",
-        "",
-        "largest: relative to max(1, largest element), over all seeds, of the output or of an argument's gradient."
-        " above: errors above the bound.",
-    ),
-    "generate": Benchmark(
-        GenerateSettings,
-        "generate:run",
-        "model heads tokens/s=tokens_per_second x-softmax=times_softmax min=times_softmax_min x-gpt2=times_gpt2"
-        " min-gpt2=times_gpt2_min cache_bytes position ms/token=milliseconds",
-        "{experiment}",
-        "x: speed relative to that model in the same round; median and min. cache_bytes: after the last token.",
-    ),
-    "train": Benchmark(
-        TrainSettings,
-        "train:run",
-        f"h=group model heads attention Trainer-ms=trainer_milliseconds bare-ms=bare_milliseconds {_RATIOS}",
-        "{experiment}, {shape}",
-        f"{_RATIO_LEGEND} The baseline has 2h heads: softmax by SDPA, or linear. Trainer: ratio to a bare loop.",
-    ),
-    "data_listops": Benchmark(ListOpsSettings, "data:listops", "seconds limit_seconds"),
-    "data_pathfinder": Benchmark(
-        PathfinderSettings, "data:pathfinder", "seconds limit_seconds difficulty dot_distance mean_brightness"
-    ),
-    "data_pictures": Benchmark(PicturesSettings, "data:pictures", "difficulty file"),
-    "data_wikitext": Benchmark(
-        WikiTextSettings, "data:wikitext", "words seconds words_per_second peak_bytes repeated_seconds"
-    ),
+    name: Benchmark(settings, entry, **_TABLES[name])
+    for name, settings, entry in (
+        ("attention", AttentionSettings, "variants_by_backend:run"),
+        ("kernels", KernelsSettings, "kernels:run"),
+        ("roofline", RooflineSettings, "roofline:run"),
+        ("memory_at_length", MemorySettings, "memory_at_length:run"),
+        ("precision", PrecisionSettings, "precision:run"),
+        ("generate", GenerateSettings, "generate:run"),
+        ("train", TrainSettings, "train:run"),
+        ("data_listops", ListOpsSettings, "data:listops"),
+        ("data_pathfinder", PathfinderSettings, "data:pathfinder"),
+        ("data_pictures", PicturesSettings, "data:pictures"),
+        ("data_wikitext", WikiTextSettings, "data:wikitext"),
+    )
 }

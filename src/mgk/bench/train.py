@@ -1,4 +1,4 @@
-"""Optimizer steps: mixtures with h heads against softmax with 2h; ``Trainer``."""
+"""Optimizer steps: mixtures against softmax with twice the heads; the training loop."""
 
 import tempfile
 import time
@@ -36,7 +36,7 @@ _IMDB_QUANTILES = (
     *(1051, 1148, 1263, 1406, 1591, 1821, 2126, 2582, 3393, 13704),
 )
 _LEARNING_RATE = 1e-4
-_TRAINER_MODELS = {"softmax": 2, "mgk": 1}  # heads
+_LOOP_MODELS = {"softmax": 2, "mgk": 1}  # heads
 
 Batch = dict[str, Tensor]
 
@@ -58,7 +58,7 @@ class UnfusedAttention(nn.Module):
 
 
 def run(settings: TrainSettings, on_step: OnStep) -> Outcome:
-    """One row per task, heads and model, then one per model in ``Trainer``."""
+    """One row per task, heads and model, then one per model in the training loop."""
     notes: list[str] = []
     count = settings.rounds + 1
     batches = {shape: make_batches(shape, settings, count) for shape in settings.shapes}
@@ -68,8 +68,8 @@ def run(settings: TrainSettings, on_step: OnStep) -> Outcome:
         for heads in settings.heads
         for group in _groups(shape, heads, settings, batches[shape], notes)
     ]
-    trainer_models = _TRAINER_MODELS if settings.trainer_steps else {}
-    steps = Steps(on_step, count * sum(len(group) for _, _, group in plans) + len(trainer_models))
+    loop_models = _LOOP_MODELS if settings.loop_steps else {}
+    steps = Steps(on_step, count * sum(len(group) for _, _, group in plans) + len(loop_models))
     rows: list[Row] = []
     for shape, heads, group in plans:
         works = {model.name: _work(shape, model, settings, batches[shape]) for model in group}
@@ -80,11 +80,10 @@ def run(settings: TrainSettings, on_step: OnStep) -> Outcome:
         for model in group:
             timed = {"baseline": group[0].name, **asdict(times[model.name])}
             rows.append({**common, **asdict(model), **timed})
-    for name, heads in trainer_models.items():
-        trainer, bare = _trainer_and_bare_milliseconds(name, heads, settings)
-        common = {"experiment": "trainer", "shape": "listops", "model": name, "heads": heads}
-        both = {"trainer_milliseconds": trainer, "bare_milliseconds": bare}
-        rows.append({**common, **both, "ratio": trainer / bare})
+    for name, heads in loop_models.items():
+        loop, bare = _loop_and_bare_milliseconds(name, heads, settings)
+        common = {"experiment": "loop", "shape": "listops", "model": name, "heads": heads}
+        rows.append({**common, "milliseconds": loop, "bare_milliseconds": bare, "ratio": loop / bare})
         steps()
     return Outcome(rows, notes)
 
@@ -138,10 +137,11 @@ def _groups(
     # Of both layers: three matrices for each component and three for their sum.
     matrices = 2 * (3 * settings.mixtures + 3) * settings.batch * heads
     needed = matrices * longest**2 * 4 / 1e9
-    if needed <= settings.memory_limit_gb:
+    limit = settings.memory_limit_gb
+    if needed <= limit:
         group.append(_Model("mgk", heads, UNFUSED))
     else:
-        reason = f"it needs about {needed:.2g} GB, the limit is {settings.memory_limit_gb:g} GB"
+        reason = f"it needs about {needed:.2g} GB, the limit is {limit:g} GB"
         notes.append(f"{shape}, mgk:{heads} {UNFUSED} was not measured: {reason}")
     yield group
     yield [_Model("linear", 2 * heads, "auto"), _Model("mlk", heads, "auto")]
@@ -188,19 +188,9 @@ def bare_step(model: nn.Module) -> Callable[[Batch], float]:
     return step
 
 
-def _trainer_and_bare_milliseconds(attention: str, heads: int, settings: TrainSettings) -> tuple[float, float]:
-    """Train by a recipe, then take the same steps in a bare loop; the second time counts."""
-    with tempfile.TemporaryDirectory() as folder:
-        for run_name in ("warm-up", "timed"):
-            times = _time_both_loops(attention, heads, settings, Path(folder), run_name)
-    return times
-
-
-def _time_both_loops(
-    attention: str, heads: int, settings: TrainSettings, folder: Path, run_name: str
-) -> tuple[float, float]:
-    steps = settings.trainer_steps + 1
-    limit = settings.max_length or TASK_LENGTHS["listops"]
+def _loop_and_bare_milliseconds(attention: str, heads: int, settings: TrainSettings) -> tuple[float, float]:
+    """The median step of a run, and of a bare loop on the same batches; data included."""
+    steps, limit = settings.loop_steps, settings.max_length or TASK_LENGTHS["listops"]
     examples = {"train": 32 * settings.batch, "validation": settings.batch, "test": settings.batch}
     options = {"seed": 0, **examples, "min_length": min(500, limit // 4), "max_length": limit}
     overrides = {
@@ -208,30 +198,24 @@ def _time_both_loops(
         "model.num_attention_heads": heads,
         "model.num_mixtures": settings.mixtures,
         "model.attention_probs_dropout_prob": settings.attention_dropout,
-        "data.folder": str(folder / "data"),
         "data.options": {**options, "max_depth": 10, "max_args": 10},
         "data.max_length": limit,
         "training.max_steps": steps,
         "training.batch_size": settings.batch,
         "training.warmup_steps": 0,
-        "training.save_every": steps,
         "training.device": "cpu",
         "evaluation.every": steps,
         "evaluation.test": False,
     }
-    recipe = load_recipe("listops", "paper", overrides=overrides)
-    ends: list[float] = []
-    train(recipe, folder / run_name, on_step=lambda done, total: ends.append(time.perf_counter()))
-    trained = median(np.diff(ends[1:]).tolist())
-
-    data = open_data(recipe.data)
-    train_set = data.split("train")
-    torch.manual_seed(recipe.seed)
-    step = bare_step(make_model(recipe, data).train())
-    seconds = []
-    start = time.perf_counter()
-    for indices in StepBatches(len(train_set), settings.batch, steps, seed=recipe.seed):  # type: ignore[arg-type]
-        step(data.collator([train_set[index] for index in indices]))
-        seconds.append(time.perf_counter() - start)
-        start = time.perf_counter()
-    return trained * 1e3, median(seconds[1:]) * 1e3
+    with tempfile.TemporaryDirectory() as folder:
+        recipe = load_recipe("listops", "paper", overrides={**overrides, "data.folder": folder})
+        trained = train(recipe, Path(folder) / "run").seconds_per_step
+        data = open_data(recipe.data)
+        train_set = data.split("train")
+        torch.manual_seed(recipe.seed)
+        step, seconds = bare_step(make_model(recipe, data).train()), []
+        for indices in StepBatches(32 * settings.batch, settings.batch, steps, seed=recipe.seed):
+            start = time.perf_counter()
+            step(data.collator([train_set[index] for index in indices]))
+            seconds.append(time.perf_counter() - start)
+    return trained * 1e3, median(seconds) * 1e3

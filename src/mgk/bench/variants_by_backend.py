@@ -53,10 +53,10 @@ def _plan(settings: AttentionSettings, passes: Passes, x: calls.Inputs, notes: d
         with torch.set_grad_enabled(passes != "forward"):  # backends depend on it
             auto = calls.auto_backend(name, x, causal)
             reasons = {backend: calls.unsupported_reason(name, backend, x, causal) for backend in backends}
-        needed = reference_bytes(name, settings, itemsize) / 1e9
+        needed, limit = reference_bytes(name, settings, itemsize) / 1e9, settings.memory_limit_gb
         for backend, reason in reasons.items():
-            if reason is None and backend in ("reference", "eager") and needed > settings.memory_limit_gb:
-                reason = f"it needs about {needed:.2g} GB, the limit is {settings.memory_limit_gb:g} GB"
+            if reason is None and backend in ("reference", "eager") and needed > limit:
+                reason = f"it needs about {needed:.2g} GB, the limit is {limit:g} GB"
             if reason is not None:
                 notes[f"{name} by {backend} was not measured: {reason}"] = None
                 continue

@@ -1,11 +1,48 @@
 """The command ``mgk``."""
 
+import os
 import sys
-import traceback
+
+from mgk._util import signals
 
 
 def main() -> None:
-    """Run the command; without its extra, exit with 1 and say so."""
+    """Run the command and exit with its code: 0, 1, 2, or 128 + a signal."""
+    first_signal = signals.raise_on_signals()
+    code = 1
+    try:
+        code = _run()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        code = signals.BROKEN_PIPE
+    except BaseException as error:
+        if "--debug" in sys.argv:
+            import traceback
+
+            traceback.print_exc()
+        elif first_signal() is None:
+            reason = f"{type(error).__name__}: {error}".strip().rstrip(":")
+            print(f"mgk: this is a bug ({reason}); run it again with --debug for a report", file=sys.stderr)
+    if (number := first_signal()) is not None:
+        code = 128 + number
+    if code == signals.BROKEN_PIPE:  # what is left in the buffer has no reader
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    ranks = sys.modules.get("mgk.training.distributed")
+    if ranks is not None and ranks.num_launched() > 1:
+        ranks.hard_exit(code)
+    sys.exit(code)
+
+
+def _run() -> int:
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # a terminal of another encoding shows what it can
+            stream.reconfigure(errors="replace")
+    for argument in sys.argv[1:]:
+        try:
+            argument.encode()
+        except UnicodeEncodeError:
+            print(f"mgk: the argument {argument!a} is not UTF-8 text", file=sys.stderr)
+            return 2
     try:
         import rich  # noqa: F401  needed later; checked before any work
 
@@ -14,21 +51,11 @@ def main() -> None:
         if error.name not in ("rich", "typer"):
             raise
         print("mgk: the command needs typer and rich: pip install 'mgk[cli]'", file=sys.stderr)
-        sys.exit(1)
-    is_debug = "--debug" in sys.argv
+        return 1
     try:
         app(args=[argument for argument in sys.argv[1:] if argument != "--debug"], prog_name="mgk")
-        code = 0
     except SystemExit as ended:
-        code = int(ended.code or 0)
-    except Exception as error:
-        code = 1
-        reason = f"{type(error).__name__}: {error}".strip().rstrip(":")
-        if is_debug:
-            traceback.print_exc()
-        else:
-            print(f"mgk: this is a bug ({reason}); run it again with --debug for a report", file=sys.stderr)
-    ranks = sys.modules.get("mgk.training.distributed")
-    if ranks is not None and ranks.num_launched() > 1:
-        ranks.hard_exit(code)
-    sys.exit(code)
+        if isinstance(ended.__context__, BrokenPipeError):  # typer makes 1 of it
+            return signals.BROKEN_PIPE
+        return int(ended.code or 0)
+    return 0

@@ -5,12 +5,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
 import typer
+from typer import Option
 
 from mgk._util.errors import UsageError
 from mgk.analysis import cost_model
 from mgk.analysis.cost_model import Sizes
 from mgk.cli.cli_errors import cli_errors
-from mgk.cli.options import Json, one_of, some_of, split, whole_numbers, writable_file
+from mgk.cli.options import Json, Run, Split, one_of, some_of, split, whole_numbers, writable_file
+from mgk.cli.tables import print_table
 from mgk.variants import DEFAULT_E_STEP, DEFAULT_NUM_MIXTURES, DEFAULT_PRIOR, VARIANTS, EStep, Prior, Variant
 
 if TYPE_CHECKING:
@@ -41,7 +43,6 @@ _SYMBOL_LEGEND = """
 B sequences, N tokens, P attended pairs, L layers, C width, F feed-forward width, H heads, D head width,
 M components, K projected keys a token, R features, V words, W bytes of a number
 """
-_SPLITS = ("train", "validation", "test")
 _IMAGE_SUFFIXES = (".png", ".svg", ".pdf")
 
 
@@ -60,11 +61,11 @@ def parse_size(text: str | int) -> int:
 
 
 def _size(help_: str, **options: Any) -> Any:
-    return typer.Option(parser=parse_size, metavar="SIZE", help=help_, **options)
+    return Option(parser=parse_size, metavar="SIZE", help=help_, **options)
 
 
 def _choice(names: Sequence[str]) -> Any:
-    return typer.Option(callback=one_of(tuple(names)), help=f"One of {', '.join(names)}.")
+    return Option(callback=one_of(tuple(names)), help=f"One of {', '.join(names)}.")
 
 
 def _image(path: Path | None) -> Path | None:
@@ -80,26 +81,27 @@ def analyze() -> None:
 
 @app.command()
 def cost(
-    heads: Annotated[int, typer.Option(min=1, help="H, of the mixtures; softmax and linear have twice as many.")] = 8,
+    heads: Annotated[int, Option(min=1, help="H, of the mixtures; softmax and linear have twice as many.")] = 8,
     length: Annotated[int, _size("N; 128k is 128,000, 128Ki is 131,072.")] = 2048,
-    layers: Annotated[int, typer.Option(min=1, help="L.")] = 16,
-    head_dim: Annotated[int, typer.Option(min=1, help="D, the same for all.")] = 64,
+    layers: Annotated[int, Option(min=1, help="L.")] = 16,
+    head_dim: Annotated[int, Option(min=1, help="D, the same for all.")] = 64,
     hidden: Annotated[int | None, _size("C.", show_default="2 H D")] = None,
     intermediate: Annotated[int | None, _size("F.", show_default="4 C")] = None,
-    mixtures: Annotated[int, typer.Option(min=1, help="M.")] = DEFAULT_NUM_MIXTURES,
+    mixtures: Annotated[int, Option(min=1, help="M.")] = DEFAULT_NUM_MIXTURES,
     vocab: Annotated[int, _size("V.")] = 32_000,
     batch: Annotated[int, _size("B.")] = 1,
     dtype: Annotated[str, _choice(tuple(_BYTES))] = "float32",
-    causal: Annotated[bool, typer.Option("--causal/--no-causal", help="A decoder, or an encoder.")] = True,
+    causal: Annotated[bool, Option("--causal/--no-causal", help="A decoder, or an encoder.")] = True,
     e_step: Annotated[str, _choice(get_args(EStep))] = DEFAULT_E_STEP,
     prior: Annotated[str, _choice(get_args(Prior))] = DEFAULT_PRIOR,
     unfused: Annotated[
-        bool, typer.Option("--unfused", help="Count Eq. 9 literally: a product for each component of smgk too.")
+        bool, Option("--unfused", help="Count Eq. 9 literally: a product for each component of smgk too.")
     ] = False,
     variants: Annotated[
-        str, typer.Option(callback=some_of(tuple(VARIANTS)), help=f"Some of {','.join(VARIANTS)}.", show_default="all")
+        str,
+        Option(callback=some_of(tuple(VARIANTS)), help=f"Some of {','.join(VARIANTS)}.", show_default="all"),
     ] = ",".join(VARIANTS),
-    formulas: Annotated[bool, typer.Option("--formulas/--no-formulas", help="Whether to print them.")] = True,
+    formulas: Annotated[bool, Option("--formulas/--no-formulas", help="Whether to print them.")] = True,
 ) -> None:
     """Parameters, FLOPs and bytes of mixtures with H heads and baselines with 2H."""
     width = hidden or 2 * heads * head_dim
@@ -146,7 +148,7 @@ def _print_costs(models: Sequence[Sizes]) -> None:
     shown = {"N": f"{first.length:,}", "B": first.batch, "L": first.layers, "C": first.hidden}
     shown |= {"F": first.intermediate, "D": first.head_dim, "M": first.mixtures}
     title = " ".join(f"{name}={value}" for name, value in shown.items())
-    _print_table(title, ["", *(f"{sizes.attention}:{sizes.heads}" for sizes in models)], rows)
+    print_table(title, ["", *(f"{sizes.attention}:{sizes.heads}" for sizes in models)], rows)
     typer.echo(_COST_LEGEND)
 
 
@@ -159,11 +161,9 @@ def _print_formulas(models: Sequence[Sizes]) -> None:
             typer.echo("\n".join(f"  {line}" for line in count(sizes).explain().splitlines()))
 
 
-Run = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")]
-Split = Annotated[str, typer.Option("--split", callback=one_of(_SPLITS), help=f"One of {', '.join(_SPLITS)}.")]
-Examples = Annotated[int, typer.Option("--examples", min=1, help="Examples that the numbers are a mean over.")]
-Indices = Annotated[str, typer.Option(callback=whole_numbers, help="From 1, such as 1,2.", show_default="all")]
-_IMAGE = typer.Option(metavar="FILE", callback=_image, help="The image: .png, .svg or .pdf.")
+Examples = Annotated[int, Option("--examples", min=1, help="Examples that the numbers are a mean over.")]
+Indices = Annotated[str, Option(callback=whole_numbers, help="From 1, such as 1,2.", show_default="all")]
+_IMAGE = Option(metavar="FILE", callback=_image, help="The image: .png, .svg or .pdf.")
 
 
 @app.command()
@@ -171,7 +171,7 @@ def maps(
     run: Run,
     layers: Indices = "",
     heads: Indices = "",
-    example: Annotated[int, typer.Option(min=1, help="Which example of the split, from 1.")] = 1,
+    example: Annotated[int, Option(min=1, help="Which example of the split, from 1.")] = 1,
     split_: Split = "test",
     out: Annotated[Path, _IMAGE] = Path("maps.png"),
     json: Json = None,
@@ -198,7 +198,7 @@ def maps(
             values.append({"layer": layer + 1, "head": head + 1, **vars(spread)})
             cells = (f"{spread.positions:.1f}", f"{spread.nearby:.1%}", f"{spread.top_share:.1%}")
             table.append([str(layer + 1), str(head + 1), *cells])
-        _print_table(
+        print_table(
             f"Attention of the average query over {result.weights.shape[-1]} positions",
             ["layer", "head", "effective positions", "within 2", "top position's share"],
             table,
@@ -210,9 +210,9 @@ def maps(
 @app.command()
 def ranks(
     run: Run,
-    samples: Annotated[int, typer.Option(min=1, help="Attention matrices of each layer.")] = 1000,
-    threshold: Annotated[float, typer.Option(min=0.0, help="The smallest singular value that counts.")] = 1e-6,
-    seed: Annotated[int, typer.Option(min=0, help="Of the draw.")] = 0,
+    samples: Annotated[int, Option(min=1, help="Attention matrices of each layer.")] = 1000,
+    threshold: Annotated[float, Option(min=0.0, help="The smallest singular value that counts.")] = 1e-6,
+    seed: Annotated[int, Option(min=0, help="Of the draw.")] = 0,
     split_: Split = "test",
     json: Json = None,
 ) -> None:
@@ -224,8 +224,10 @@ def ranks(
         from mgk.analysis.attention_rank import rank_distributions
 
         with Progress("ranks") as on_step:
-            layers = rank_distributions(model, rows, count=samples, threshold=threshold, seed=seed, on_step=on_step)
-        _print_table(
+            layers = rank_distributions(
+                model, rows, count=samples, threshold=threshold, seed=seed, on_step=on_step
+            )
+        print_table(
             f"Ranks: singular values of {threshold:g} and more",
             ["layer", "matrices", "mean N", "mean rank", "standard deviation", "range", "effective rank"],
             [
@@ -259,7 +261,7 @@ def redundancy(run: Run, examples: Examples = 32, split_: Split = "test", json: 
         names = [f"{layer}.{head}" for layer, head in heads]
         similar = zip(names, result.similarity, strict=True)
         cells = [[name, *(f"{value:.3f}" for value in row)] for name, row in similar]
-        _print_table("Head similarity (layer.head)", ["", *names], cells)
+        print_table("Head similarity (layer.head)", ["", *names], cells)
         means = {"within_layers": result.within_layers, "across_layers": result.across_layers}
         for name, value in means.items():
             typer.echo(f"mean {name.replace('_', ' ')}: {'no pair' if value is None else f'{value:.3f}'}")
@@ -279,7 +281,7 @@ def mixtures(run: Run, examples: Examples = 32, split_: Split = "test", json: Js
 
         chosen = _first(rows, examples)
         layers = mixture_usage(model, chosen)
-        _print_table(
+        print_table(
             "Components of a key",
             ["layer", "head", "priors", "shares", "certainty", "largest distance"],
             [
@@ -301,14 +303,9 @@ def mixtures(run: Run, examples: Examples = 32, split_: Split = "test", json: Js
 
 def _load(run: Path, split_: str) -> tuple["TaskData", "PreTrainedModel", Any]:
     """Data, model and split of a finished run; torch comes after user errors."""
-    from mgk.training.recipe import read_recipe
-    from mgk.training.run_dir import MODEL, RECIPE
+    from mgk.training.run_dir import finished_recipe
 
-    if not (run / RECIPE).is_file():
-        raise UsageError(f"{run}: there is no run here ({RECIPE} is missing)")
-    recipe = read_recipe(run / RECIPE)
-    if not (run / MODEL).is_dir():
-        raise UsageError(f"{run}: this run is not finished: go on with mgk train --resume --out {run}")
+    recipe = finished_recipe(run)
 
     from mgk.training.tasks import load_model, open_data
 
@@ -338,19 +335,6 @@ def _layer_values(layers: Sequence[Any], names: Sequence[str]) -> list[dict[str,
         numbers = {name: getattr(layer, name).tolist() for name in names}
         values.append({"layer": layer.layer + 1, **numbers})
     return values
-
-
-def _print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left")
-    for number, column in enumerate(columns):
-        table.add_column(column, justify="right" if number or column else "left")
-    for row in rows:
-        table.add_row(*row)
-    Console().print(table)
 
 
 def _write(path: Path | None, values: dict[str, Any]) -> None:

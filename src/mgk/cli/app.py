@@ -3,12 +3,14 @@
 from typing import Annotated
 
 import typer
+from typer import Option
 
 from mgk import __version__
 from mgk.cli import analyze, bench, data
 from mgk.cli.compare import compare
 from mgk.cli.doctor import doctor
 from mgk.cli.eval import evaluate
+from mgk.cli.explore import explore
 from mgk.cli.generate import generate
 from mgk.cli.report import report
 from mgk.cli.reproduce import reproduce
@@ -23,7 +25,7 @@ app = typer.Typer(
 for _name, _verbs in (("analyze", analyze), ("bench", bench), ("data", data)):
     app.add_typer(_verbs.app, name=_name)
 app.command("eval")(evaluate)
-for _verb in (compare, doctor, generate, report, reproduce, train):
+for _verb in (compare, doctor, explore, generate, report, reproduce, train):
     app.command()(_verb)
 
 
@@ -36,10 +38,11 @@ def _print_version(is_given: bool) -> None:
 @app.callback()
 def mgk(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
+        bool,
+        Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit."),
     ] = False,
     debug: Annotated[  # taken from the arguments before they are parsed
-        bool, typer.Option("--debug", help="Show Python's traceback when something fails.")
+        bool, Option("--debug", help="Show Python's traceback when something fails.")
     ] = False,
 ) -> None:
     """Transformers with a mixture of Gaussian keys (MGK) or linear keys (MLK)."""

@@ -1,6 +1,7 @@
 """``mgk bench NAME``; its options are fields of its settings. No torch here."""
 
 import inspect
+import shutil
 from collections.abc import Callable
 from dataclasses import MISSING, Field, fields
 from pathlib import Path
@@ -8,10 +9,12 @@ from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
+from typer import Option
 
 from mgk.bench.registry import BENCHMARKS, DEVICES, Benchmark
 from mgk.cli.cli_errors import cli_errors
 from mgk.cli.options import Json, device, one_of, some_of, split, whole_numbers, writable_file
+from mgk.cli.tables import print_table
 
 if TYPE_CHECKING:
     from mgk.bench.runner import Report
@@ -88,7 +91,7 @@ def _parameter(field: "Field[Any]", kind: Any, item: Callable[[str], Any] | None
     if item is not None and default is not None:
         options["show_default"] = "all" if default == choices else True
         default = ",".join(map(str, default))
-    return _keyword(field.name, Annotated[kind, typer.Option(**options)], default)
+    return _keyword(field.name, Annotated[kind, Option(**options)], default)
 
 
 def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:
@@ -99,13 +102,8 @@ def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:
 
 def _print(report: "Report", benchmark: Benchmark) -> None:
     """A table for each title, then legend, settings, machine and notes."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console()
-    console = Console(width=max(console.width, 120))  # a narrower one would shorten columns
     data = report.to_json()
+    width = max(shutil.get_terminal_size().columns, 120)  # a narrower one would shorten columns
     columns = []
     for column in benchmark.columns.split():
         heading, _, field = column.partition("=")
@@ -115,13 +113,11 @@ def _print(report: "Report", benchmark: Benchmark) -> None:
         tables.setdefault(benchmark.title.format_map(row), []).append(row)
     for title, rows in tables.items():
         shown = [column for column in columns if any(column[1] in row for row in rows)]
-        table = Table(title=title or None, box=box.SIMPLE_HEAD)
-        for heading, field in shown:
-            is_text = isinstance(rows[0].get(field), str)
-            table.add_column(heading, justify="left" if is_text else "right", no_wrap=True)
-        for row in rows:
-            table.add_row(*(_cell(row[field]) if field in row else "" for _, field in shown))
-        console.print(table)
+        first = [rows[0].get(field) for _, field in shown]
+        texts = [number for number, value in enumerate(first) if isinstance(value, str)]
+        cells = [[_cell(row[field]) if field in row else "" for _, field in shown] for row in rows]
+        headings = [heading for heading, _ in shown]
+        print_table(title or None, headings, cells, left=texts, whole=len(shown), width=width)
     given = {name: value for name, value in data["settings"].items() if value is not None}
     settings = ", ".join(f"{name} {value}" for name, value in given.items())
     notes = [f"Note: {note}." for note in report.outcome.notes]

@@ -1,6 +1,11 @@
-"""Errors as one sentence on stderr; exit code 2 for a usage error, else 1."""
+"""Errors as one sentence on stderr, with their exit code.
+
+2 for a usage error, 130 after SIGINT, 143 after SIGTERM, 141 where the reader of the output is gone, else 1.
+"""
 
 import os
+import select
+import signal
 import sys
 import traceback
 from collections.abc import Iterator
@@ -12,7 +17,16 @@ import typer
 from mgk._util.errors import Interrupted, UserError
 
 # Modules of the extra "train".
-_TRAIN_EXTRA = ("accelerate", "markupsafe", "pydantic", "safetensors", "scipy", "tensorboard", "transformers", "yaml")
+_TRAIN_EXTRA = (
+    "accelerate",
+    "markupsafe",
+    "pydantic",
+    "safetensors",
+    "scipy",
+    "tensorboard",
+    "transformers",
+    "yaml",
+)
 
 
 @contextmanager
@@ -22,12 +36,27 @@ def cli_errors() -> Iterator[None]:
         yield
     except UserError as error:
         _exit(error, error.exit_code)
+    except KeyboardInterrupt as stop:
+        number = signal.Signals(getattr(stop, "number", signal.SIGINT))
+        _exit(Interrupted(f"stopped by {number.name}", number), 128 + number)
     except OSError as error:
+        if isinstance(error, BrokenPipeError) and _has_no_reader():
+            raise  # to typer and main, which end without a word
         _exit(error, 1)
     except ImportError as error:
         if error.name not in _TRAIN_EXTRA:
             raise
         _exit(UserError(f"this needs {error.name}, which is not installed: pip install 'mgk[train]'"), 1)
+
+
+def _has_no_reader() -> bool:
+    """Whether what reads the output is gone, as ``head`` after its lines; any other broken pipe is an error."""
+    try:
+        poll = select.poll()
+        poll.register(1, select.POLLOUT)
+        return any(event & select.POLLERR for _, event in poll.poll(0))
+    except (AttributeError, OSError, ValueError):  # Windows has no poll
+        return True
 
 
 def _exit(error: Exception, code: int) -> NoReturn:

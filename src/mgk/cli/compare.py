@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from mgk.cli.cli_errors import cli_errors
 from mgk.cli.options import split
+from mgk.cli.tables import print_table
 
 if TYPE_CHECKING:
     from mgk.experiments.compare.result import Comparison
@@ -16,9 +18,13 @@ if TYPE_CHECKING:
     from mgk.experiments.plan import Plan
 
 BASELINE, CANDIDATES = "softmax:2", "smgk:1,mgk:1"
+# On bytes, whose heads have a sixth of the width.
+BYTES_BASELINE, BYTES_CANDIDATES = "softmax:4", "softmax:4/2,smgk:2"
 
 
-def _check_model(text: str) -> str:
+def _check_model(text: str | None) -> str | None:
+    if text is None:
+        return None
     from mgk.experiments.model_spec import ModelSpec
 
     try:
@@ -28,7 +34,9 @@ def _check_model(text: str) -> str:
     return text
 
 
-def _check_models(text: str) -> str:
+def _check_models(text: str | None) -> str | None:
+    if text is None:
+        return None
     if not split(text):
         raise typer.BadParameter("name at least one candidate, such as mgk:4")
     for part in split(text):
@@ -38,58 +46,94 @@ def _check_models(text: str) -> str:
 
 def compare(
     task: Annotated[
-        str | None, typer.Argument(help="The task of the recipes.", show_default="ListOps at a small scale")
+        str | None, Argument(help="The task of the recipes.", show_default="bytes, in a few minutes")
     ] = None,
     baseline: Annotated[
-        str, typer.Option(metavar="ATTENTION:HEADS", callback=_check_model, help="What the others are compared to.")
-    ] = BASELINE,
-    candidates: Annotated[
-        str, typer.Option(metavar="ATTENTION:HEADS,...", callback=_check_models, help="The others.")
-    ] = CANDIDATES,
-    seeds: Annotated[int, typer.Option(min=1, help="Runs of each.")] = 1,
-    preset: Annotated[
-        str | None, typer.Option(help="paper, laptop or smoke.", show_default="laptop, if a task is given")
+        str | None,
+        Option(
+            metavar="ATTENTION:HEADS",
+            callback=_check_model,
+            help="What the others are compared to.",
+            show_default=f"{BASELINE}; of bytes {BYTES_BASELINE}",
+        ),
     ] = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="Of every run.", show_default="the preset's")] = None,
+    candidates: Annotated[
+        str | None,
+        Option(
+            metavar="ATTENTION:HEADS,...",
+            callback=_check_models,
+            help="The others.",
+            show_default=f"{CANDIDATES}; of bytes {BYTES_CANDIDATES}",
+        ),
+    ] = None,
+    seeds: Annotated[int, Option(min=1, help="Runs of each.")] = 1,
+    preset: Annotated[
+        str | None,
+        Option(help="paper, workstation, laptop or smoke.", show_default="laptop, if a task is given"),
+    ] = None,
+    steps: Annotated[int | None, Option(min=1, help="Of every run.", show_default="the preset's")] = None,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", file_okay=False, help="For runs and page.", show_default="comparison-TASK"),
+        Option(metavar="DIR", file_okay=False, help="For runs and page.", show_default="comparison-TASK"),
     ] = None,
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="FIELD=VALUE", help="Any field of all recipes, such as training.batch_size=16."),
+        Option(
+            "--set", metavar="FIELD=VALUE", help="Any field of all recipes, such as training.batch_size=16."
+        ),
     ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Train finished runs anew.")] = False,
+    overwrite: Annotated[bool, Option("--overwrite", help="Train finished runs anew.")] = False,
+    beside: Annotated[
+        Path | None,
+        Option(metavar="FILE", dir_okay=False, help="Another comparison.json, of more seeds, to show as well."),
+    ] = None,
 ) -> None:
     """Train a baseline and candidates with the same budget, data and seeds; end with a table and a page.
 
-    Without TASK: ListOps with short expressions, generated here, in a few minutes. Finished runs are not run again, and
-    an interrupted comparison continues where it was.
+    Without TASK: a language model of bytes, of Python's standard library unless another text
+    was prepared, in a few minutes.
+    Finished runs are not run again, and an interrupted comparison continues where it
+    was.
     """
     with cli_errors():
         from mgk.experiments.model_spec import ModelSpec
         from mgk.experiments.plan import QUICK, comparison_plan
         from mgk.training.recipe import parse_overrides
 
+        name = task or "bytes"
         overrides: dict[str, Any] = dict(QUICK) if task is None and preset is None else {}
         if steps is not None:
             overrides["training.max_steps"] = steps
-        name = task or "listops"
+        defaults = (BYTES_BASELINE, BYTES_CANDIDATES) if name == "bytes" else (BASELINE, CANDIDATES)
         plan = comparison_plan(
             name,
-            baseline=ModelSpec.parse(baseline),
-            candidates=[ModelSpec.parse(part) for part in split(candidates)],
+            baseline=ModelSpec.parse(baseline or defaults[0]),
+            candidates=[ModelSpec.parse(part) for part in split(candidates or defaults[1])],
             preset=preset or "laptop",
             seeds=seeds,
             overrides=overrides | parse_overrides(set_ or []),
             command=shlex.join(["mgk", *sys.argv[1:]]),
             overwrite=overwrite,
         )
+        if task is None and preset != "smoke":
+            _prepare_bytes()
         folder = out or Path(f"comparison-{name}")
         comparison, inspection = _run(plan, folder)
         page = _write(comparison, inspection, folder)
         _show(comparison)
+        if beside is not None:
+            _show_beside(beside)
         typer.echo(f"The page with curves and attention maps: {page.resolve().as_uri()}")
+
+
+def _prepare_bytes() -> None:
+    """Python's standard library, unless a text was prepared."""
+    from mgk.data.manifest import read_manifest
+    from mgk.data.preparation import prepare, set_folder
+
+    if read_manifest(set_folder("bytes", None)) is None:
+        ready = prepare("bytes")
+        typer.echo(f"data: the {ready.manifest.facts['corpus']}, in {ready.folder}", err=True)
 
 
 def _run(plan: "Plan", folder: Path) -> tuple["Comparison", "Inspection"]:
@@ -113,8 +157,7 @@ def _run(plan: "Plan", folder: Path) -> tuple["Comparison", "Inspection"]:
         show = TrialProgress(progress, {trial: trial.recipe.training.max_steps for trial in missing})
         run_plan(plan, store, runs, on_progress=show.update, on_done=show.done)
         progress.note("computing FLOPs and attention maps")
-        first_seed = plan.trials[0].seed
-        models = {trial.model.name: trial.path(runs) for trial in plan.trials if trial.seed == first_seed}
+        models = {trial.model.name: trial.path(runs) for trial in plan.inspected}
         inspection: Inspection = run_isolated(inspect_models, {"inspection": (models,)})["inspection"]
     results = {trial: result for trial in plan.trials if (result := store.read(trial)) is not None}
     return compare_results(plan, results, inspection), inspection
@@ -132,17 +175,31 @@ def _write(comparison: "Comparison", inspection: "Inspection", folder: Path) -> 
 
 
 def _show(comparison: "Comparison") -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
+    from mgk.experiments.compare.page import result_columns, result_rows, summary, table_caption, writings
 
-    from mgk.experiments.compare.page import result_columns, result_rows, summary, table_caption
-
-    table = Table(box=box.SIMPLE_HEAD, caption=table_caption(comparison), caption_justify="left")
-    for number, column in enumerate(result_columns(comparison)):
-        table.add_column(column, justify="right" if number else "left", no_wrap=number < 2, min_width=len(column))
-    for result, row in zip(comparison.results, result_rows(comparison), strict=True):
-        table.add_row(result.name, *row[1:])
-    Console().print(table)
+    named = zip(comparison.results, result_rows(comparison), strict=True)
+    rows = [[result.name, *row[1:]] for result, row in named]
+    print_table(None, result_columns(comparison), rows, caption=table_caption(comparison), whole=2)
     for sentence in summary(comparison)[1:]:
         typer.echo(sentence)
+    for title, sample in writings(comparison):
+        typer.echo(f"\n{title} writes:\n{sample}\n")
+
+
+def _show_beside(path: Path) -> None:
+    """The table of another comparison."""
+    import json
+
+    from mgk._util import json_codec
+    from mgk.experiments.compare.page import result_columns, result_rows, table_caption
+    from mgk.experiments.compare.result import Comparison
+    from mgk.training.errors import RecipeError
+
+    try:
+        other = json_codec.load(Comparison, json.loads(path.read_bytes()))
+    except (OSError, ValueError) as error:
+        raise RecipeError(f"{path}: this is not a comparison ({error})") from None
+    rows = [[result.name, *row[1:]] for result, row in zip(other.results, result_rows(other), strict=True)]
+    title = f"The same, measured before ({path})"
+    caption = f"{table_caption(other)} {other.machine}."
+    print_table(title, result_columns(other), rows, caption=caption, whole=2)

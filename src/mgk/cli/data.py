@@ -2,12 +2,15 @@
 
 import os
 from pathlib import Path
+from signal import SIGINT
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
+from mgk._util.errors import Interrupted
 from mgk.cli.cli_errors import cli_errors
-from mgk.cli.options import one_of
+from mgk.cli.options import one_of, with_options
 from mgk.data.errors import DataError, UsageError
 from mgk.data.manifest import MANIFEST, data_folder, read_manifest, verify
 from mgk.data.task_registry import TASKS, find_task
@@ -16,11 +19,27 @@ if TYPE_CHECKING:
     from mgk.data.inspection import SplitSummary
     from mgk.data.manifest import Manifest
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="The data sets: list, prepare, inspect, verify.")
+app = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="The data sets: list, prepare, inspect, verify."
+)
 
 _BAR = 40
 _REASONS = 3
-_OPTIONS = {name for task in TASKS.values() for name in task.options}
+# Of the preparation of some tasks: type, minimum and help.
+_OPTIONS: tuple[tuple[str, type, int | None, str], ...] = (
+    ("seed", int, 0, "Of what is generated or held out."),
+    ("train", int, 1, "Training examples to generate."),
+    ("validation", int, 0, "Examples to generate, or to hold out."),
+    ("test", int, 1, "Test examples to generate."),
+    ("min_length", int, 0, "listops: longer than this."),
+    ("max_length", int, 2, "listops: shorter than this."),
+    ("max_depth", int, 2, "listops: of the expressions."),
+    ("max_args", int, 2, "listops: of an operator."),
+    ("difficulty", str, None, "pathfinder: easy, intermediate or hard."),
+    ("unit", str, None, "plain: byte or word."),
+    ("validation_percent", int, 1, "plain: of the text."),
+    ("test_percent", int, 1, "plain: of the text."),
+)
 
 
 def _task(name: str) -> str:
@@ -30,10 +49,10 @@ def _task(name: str) -> str:
         raise typer.BadParameter(str(error)) from None
 
 
-TaskName = Annotated[str, typer.Argument(metavar="TASK", callback=_task, help="One of those that 'list' shows.")]
+TaskName = Annotated[str, Argument(metavar="TASK", callback=_task, help="One of those that 'list' shows.")]
 Folder = Annotated[
     Path | None,
-    typer.Option(metavar="DIR", file_okay=False, help="The folder of all prepared sets.", show_default="MGK_DATA"),
+    Option(metavar="DIR", file_okay=False, help="The folder of all prepared sets.", show_default="MGK_DATA"),
 ]
 
 
@@ -64,47 +83,38 @@ def _counts(manifest: "Manifest") -> str:
 
 
 @app.command()
+@with_options(
+    {name: Annotated[kind | None, Option(min=least, help=text)] for name, kind, least, text in _OPTIONS}
+)
 def prepare(
-    context: typer.Context,
     task: TaskName,
     source: Annotated[
-        Path | None, typer.Option(metavar="PATH", exists=True, help="Folder or archive with the official files.")
+        Path | None,
+        Option(metavar="PATH", exists=True, help="Folder or archive with the official files."),
     ] = None,
     out: Folder = None,
-    from_hub: Annotated[bool, typer.Option("--from-hub", help="Fetch it from the Hugging Face hub.")] = False,
+    from_hub: Annotated[bool, Option("--from-hub", help="Fetch it from the Hugging Face hub.")] = False,
     format: Annotated[  # noqa: A002  the option's name
         str,
-        typer.Option(
+        Option(
             callback=one_of(("arrays", "tsv")), help="tsv, of listops: write the official files to DIR instead."
         ),
     ] = "arrays",
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Processes that generate.", show_default="one a core")
+        int | None, Option(min=1, help="Processes that generate.", show_default="one a core")
     ] = None,
-    # The options of the tasks: preparation gets those that are given, by name.
-    seed: Annotated[int | None, typer.Option(min=0, help="Of what is generated or held out.")] = None,
-    train: Annotated[int | None, typer.Option(min=1, help="Training examples to generate.")] = None,
-    validation: Annotated[int | None, typer.Option(min=0, help="Examples to generate, or to hold out.")] = None,
-    test: Annotated[int | None, typer.Option(min=1, help="Test examples to generate.")] = None,
-    min_length: Annotated[int | None, typer.Option(min=0, help="listops: longer than this.")] = None,
-    max_length: Annotated[int | None, typer.Option(min=2, help="listops: shorter than this.")] = None,
-    max_depth: Annotated[int | None, typer.Option(min=2, help="listops: of the expressions.")] = None,
-    max_args: Annotated[int | None, typer.Option(min=2, help="listops: of an operator.")] = None,
-    difficulty: Annotated[str | None, typer.Option(help="pathfinder: easy, intermediate or hard.")] = None,
-    unit: Annotated[str | None, typer.Option(help="plain: byte or word.")] = None,
-    validation_percent: Annotated[int | None, typer.Option(min=1, help="plain: of the text.")] = None,
-    test_percent: Annotated[int | None, typer.Option(min=1, help="plain: of the text.")] = None,
+    **options: Any,
 ) -> None:
     """Make a data set ready, as DIR/TASK: from its files, from the hub, or by generating it."""
-    options = {name: value for name, value in context.params.items() if name in _OPTIONS and value is not None}
+    given = {name: value for name, value in options.items() if value is not None}
     with cli_errors():
         if from_hub and (source is not None or format == "tsv"):
             raise UsageError("--from-hub takes neither --source nor --format tsv")
         try:
-            typer.echo(_prepare(task, source, out, options, workers or _cores(), from_hub, format == "tsv"))
-        except KeyboardInterrupt:
-            typer.echo("mgk: interrupted; an older prepared set is unchanged", err=True)
-            raise typer.Exit(130) from None
+            typer.echo(_prepare(task, source, out, given, workers or _cores(), from_hub, format == "tsv"))
+        except KeyboardInterrupt as stop:
+            number = getattr(stop, "number", SIGINT)
+            raise Interrupted("interrupted; an older prepared set is unchanged", number) from None
 
 
 def _prepare(
@@ -135,7 +145,9 @@ def _prepare(
         if from_hub:
             ready = hub.prepare_from_hub(task, out=out, options=options, on_step=on_step)
         else:
-            ready = preparation.prepare(task, source, out=out, options=options, workers=workers, on_step=on_step)
+            ready = preparation.prepare(
+                task, source, out=out, options=options, workers=workers, on_step=on_step
+            )
     for reason in ready.reasons[:_REASONS]:
         typer.echo(f"Note: {reason}; prepared anew.", err=True)
     if len(ready.reasons) > _REASONS:
@@ -154,7 +166,7 @@ def _cores() -> int:
 def inspect(
     task: TaskName,
     folder: Folder = None,
-    first: Annotated[int, typer.Option(min=0, help="How many examples to show of each split.")] = 3,
+    first: Annotated[int, Option(min=0, help="How many examples to show of each split.")] = 3,
 ) -> None:
     """Counts, lengths, classes and first examples of a prepared set."""
     from mgk.data.inspection import inspect as inspect_set
@@ -187,7 +199,7 @@ def _show_split(split: "SplitSummary") -> None:
 def verify_(
     tasks: Annotated[
         list[str] | None,
-        typer.Argument(
+        Argument(
             metavar="[TASK]...",
             callback=lambda names: [_task(name) for name in names or []],
             help="All that are here if none.",
@@ -212,7 +224,7 @@ def _check(root: Path, name: str) -> list[str]:
         if manifest is None:
             advice = find_task(name).how_to_get()
             raise DataError(f"{name} is not prepared in {str(root)!r}: {advice}")
-        errors = verify(root / name, manifest, thorough=True)
+        errors = verify(root / name, manifest)
         if not errors:
             typer.echo(f"{name}: {len(manifest.files)} files, all as they were written")
     except (DataError, OSError) as error:

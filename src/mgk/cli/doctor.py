@@ -38,7 +38,9 @@ def doctor() -> None:
     from mgk._util.machine import describe
     from mgk.functional.mixture.backends import cpu_kernels
 
-    machine = describe(torch.accelerator.current_accelerator() or torch.device("cpu"))
+    # a build for GPUs has a current accelerator, or raises, on machines without one
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    machine = describe(accelerator or torch.device("cpu"))
     threads = [f"{torch.get_num_threads()} of torch", f"{os.cpu_count()} cores"]
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         if name in os.environ:
@@ -79,7 +81,7 @@ def _data() -> Iterator[str]:
             continue
         try:
             manifest = read_manifest(root / task.name)
-            wrong = [] if manifest is None else verify(root / task.name, manifest, thorough=False)
+            wrong = [] if manifest is None else verify(root / task.name, manifest)
         except (DataError, OSError) as error:
             yield f"  {task.name}: {error}"
             continue

@@ -2,49 +2,47 @@
 
 import os
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Option
 
 from mgk._util.files import write_json
 from mgk._util.progress import Progress
 from mgk.cli.cli_errors import cli_errors
-from mgk.cli.options import one_of, writable_file
+from mgk.cli.options import Json, Run, Split
 
 if TYPE_CHECKING:
     from mgk.training import Evaluation
 
-_SPLITS = ("train", "validation", "test")
 _RECIPE = "the recipe's"
 
 
 def evaluate(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")],
-    split: Annotated[str, typer.Option(callback=one_of(_SPLITS), help=f"One of {', '.join(_SPLITS)}.")] = "test",
+    run: Run,
+    split: Split = "test",
     batch_size: Annotated[
-        int | None, typer.Option(min=1, help="Examples at a time; the results do not depend on it.")
+        int | None, Option(min=1, help="Examples at a time; the results do not depend on it.")
     ] = None,
     window: Annotated[
         int | None,
-        typer.Option(min=1, help="Language models: tokens of the sliding window.", show_default=_RECIPE),
+        Option(min=1, help="Language models: tokens of the sliding window.", show_default=_RECIPE),
     ] = None,
     stride: Annotated[
         int | None,
-        typer.Option(min=1, help="Language models: tokens between two windows.", show_default=_RECIPE),
+        Option(min=1, help="Language models: tokens between two windows.", show_default=_RECIPE),
     ] = None,
     max_tokens: Annotated[
-        int | None, typer.Option(min=0, help="Language models: tokens to slide over; 0 for all.", show_default=_RECIPE)
+        int | None,
+        Option(min=0, help="Language models: tokens to slide over; 0 for all.", show_default=_RECIPE),
     ] = None,
-    json: Annotated[
-        Path | None, typer.Option(metavar="FILE", callback=writable_file, help="Write the metrics to this file too.")
-    ] = None,
+    json: Json = None,
 ) -> None:
     """Evaluate the model of a run: accuracy and confusion, or perplexity. Every example counts."""
     with cli_errors():
-        from mgk.training.run_dir import read_run_recipe
+        from mgk.training.run_dir import finished_recipe
 
-        read_run_recipe(run)  # before torch is imported
+        finished_recipe(run)  # before torch is imported
 
         from mgk.training.evaluation import evaluate as evaluate_run
 
@@ -66,12 +64,17 @@ def evaluate(
 
 
 def _show(found: "Evaluation") -> None:
-    if found.interval is None:
-        typer.echo(f"{found.data}, {found.split}: {found.examples:,} tokens, loss {found.loss:.4f}")
+    if found.perplexity is not None and found.interval is not None:
+        typer.echo(
+            f"{found.data}, {found.split}: {found.metric.replace('_', ' ')} {found.value:.4g} (95% CI over blocks"
+            f" of the text {found.interval.low:.4g} to {found.interval.high:.4g}), loss {found.loss:.4f},"
+            f" {found.examples:,} tokens"
+        )
         typer.echo(f"by segments: {found.perplexity}")
         if found.sliding is not None:
             typer.echo(f"by a sliding window: {found.sliding}")
         return
+    assert found.interval is not None
     typer.echo(
         f"{found.data}, {found.split}: accuracy {found.value:.2%} (95% CI {found.interval.low:.2%} to"
         f" {found.interval.high:.2%}), loss {found.loss:.4f}, {found.examples:,} examples"

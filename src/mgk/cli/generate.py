@@ -4,27 +4,31 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 from mgk.cli.cli_errors import cli_errors
 
 
 def generate(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run of a language model.")],
-    prompt: Annotated[str, typer.Option(help="What the text begins with.")] = "",
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate.")] = 100,
-    temperature: Annotated[float, typer.Option(min=0.001, help="Below 1: likelier words; above 1: rarer ones.")] = 1.0,
-    top_k: Annotated[int, typer.Option(min=0, help="Sample from the most likely tokens only; 0 for all.")] = 50,
-    top_p: Annotated[
-        float, typer.Option(min=0.001, max=1.0, help="Sample from the likeliest tokens up to this total probability.")
+    run: Annotated[Path, Argument(metavar="RUN", help="The folder of a finished run of a language model.")],
+    prompt: Annotated[str, Option(help="What the text begins with.")] = "",
+    max_new_tokens: Annotated[int, Option(min=1, help="Tokens to generate.")] = 100,
+    temperature: Annotated[
+        float, Option(min=0.001, help="Below 1: likelier words; above 1: rarer ones.")
     ] = 1.0,
-    greedy: Annotated[bool, typer.Option("--greedy", help="Take the most likely token.")] = False,
-    seed: Annotated[int, typer.Option(min=0, help="Of the samples.")] = 0,
+    top_k: Annotated[int, Option(min=0, help="Sample from the most likely tokens only; 0 for all.")] = 50,
+    top_p: Annotated[
+        float,
+        Option(min=0.001, max=1.0, help="Sample from the likeliest tokens up to this total probability."),
+    ] = 1.0,
+    greedy: Annotated[bool, Option("--greedy", help="Take the most likely token.")] = False,
+    seed: Annotated[int, Option(min=0, help="Of the samples.")] = 0,
 ) -> None:
     """Stream text from a language model to stdout."""
     with cli_errors():
-        from mgk.training.run_dir import read_run_recipe
+        from mgk.training.run_dir import finished_recipe
 
-        read_run_recipe(run)  # before torch is imported
+        finished_recipe(run)  # before torch is imported
 
         from mgk.training.generation import generate as generate_text
 

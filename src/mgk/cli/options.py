@@ -1,11 +1,16 @@
 """Checks of option values, and options that several commands have."""
 
+import inspect
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, TypeVar
 
 import typer
+from typer import Argument, Option
+
+_Command = TypeVar("_Command", bound=Callable[..., None])
 
 
 def one_of(names: Sequence[str]) -> Callable[[str], str]:
@@ -74,7 +79,26 @@ def writable_file(path: Path | None) -> Path | None:
     return path
 
 
+def with_options(options: Mapping[str, Any]) -> Callable[[_Command], _Command]:
+    """Give a command its ``**options``, by name and annotation; None where not given."""
+
+    def decorate(command: _Command) -> _Command:
+        keyword = partial(inspect.Parameter, kind=inspect.Parameter.KEYWORD_ONLY, default=None)
+        more = [keyword(name, annotation=hint) for name, hint in options.items()]
+        signature = inspect.signature(command)
+        *own, _ = signature.parameters.values()
+        # typer reads both
+        command.__signature__ = signature.replace(parameters=[*own, *more])  # type: ignore[attr-defined]
+        command.__annotations__ |= options
+        return command
+
+    return decorate
+
+
+_SPLITS = ("train", "validation", "test")
+Run = Annotated[Path, Argument(metavar="RUN", help="The folder of a finished run.")]
+Split = Annotated[str, Option("--split", callback=one_of(_SPLITS), help=f"One of {', '.join(_SPLITS)}.")]
 Json = Annotated[
     Path | None,
-    typer.Option("--json", metavar="FILE", callback=writable_file, help="Write the results to this file."),
+    Option("--json", metavar="FILE", callback=writable_file, help="Write the results to this file."),
 ]

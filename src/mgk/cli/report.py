@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Option
 
 from mgk.cli.cli_errors import cli_errors
 from mgk.cli.options import one_of, writable_file
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
     from mgk.experiments.artifacts import Outputs
     from mgk.experiments.result_store import ResultStore
 
-_PRESETS = ("paper", "laptop", "smoke")
+_PRESETS = ("paper", "workstation", "laptop", "smoke")
 
 
 def _preset(name: str | None) -> str | None:
@@ -21,20 +22,25 @@ def _preset(name: str | None) -> str | None:
 
 def report(
     results: Annotated[
-        Path, typer.Option(metavar="DIR", help="What mgk reproduce has written, or any folder of runs.")
+        Path, Option(metavar="DIR", help="What mgk reproduce has written, or any folder of runs.")
     ] = Path("results"),
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", callback=writable_file, help="The page.", show_default="reproduction.html"),
+        Option(metavar="FILE", callback=writable_file, help="The page.", show_default="reproduction.html"),
     ] = None,
     preset: Annotated[
         str | None,
-        typer.Option(callback=_preset, help="paper, laptop or smoke.", show_default="the largest with results"),
+        Option(
+            callback=_preset,
+            help="paper, workstation, laptop or smoke.",
+            show_default="the largest with results",
+        ),
     ] = None,
     update_docs: Annotated[
         list[Path] | None,
-        typer.Option(
-            metavar="FILE", help="Fill the generated parts of this document instead; may be given several times."
+        Option(
+            metavar="FILE",
+            help="Fill the generated parts of this document instead; may be given several times.",
         ),
     ] = None,
 ) -> None:
@@ -54,12 +60,17 @@ def report(
             raise RecipeError(f"{results}: there is no such folder; mgk reproduce makes it")
         store = ResultStore(results)
         outputs = _gathered(store, preset)
+        if not (outputs.records or outputs.others or outputs.bench):
+            raise RecipeError(
+                f"{results}: there are no results here; mgk reproduce, compare or train makes some"
+            )
         if store.presets:
             write_verdicts(outputs, store)
         if not update_docs:
             page = out or Path("reproduction.html")
             write_file(page, reproduction_page(outputs))
-            typer.echo(f"The page of {len(outputs.records) + len(outputs.others)} trials: {page.resolve().as_uri()}")
+            count = len(outputs.records) + len(outputs.others)
+            typer.echo(f"The page of {count} trials: {page.resolve().as_uri()}")
             return
         if outputs.records:  # documents cite tables that are not finished too
             write_artifacts(outputs, store, EXPERIMENTS.values())

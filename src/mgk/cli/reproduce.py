@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
 from mgk.cli.cli_errors import cli_errors
 from mgk.cli.options import split
+from mgk.cli.tables import print_table
 
 if TYPE_CHECKING:
     from mgk.experiments.plan import Plan
@@ -23,41 +25,54 @@ _WIDTH = 140
 
 def reproduce(
     name: Annotated[
-        str | None, typer.Argument(metavar="ID", help="table1 ... table4, fig1 ... fig8, one of ours, or all.")
+        str | None, Argument(metavar="ID", help="table1 ... table4, fig1 ... fig8, one of ours, or all.")
     ] = None,
     preset: Annotated[
-        str, typer.Option(help="paper: as published; laptop: minutes a trial; smoke: seconds, on synthetic data.")
+        str,
+        Option(
+            help="paper: as published; workstation: up to an hour a trial; laptop: minutes; smoke: seconds."
+        ),
     ] = "laptop",
     seeds: Annotated[
         int | None,
-        typer.Option(min=1, help="Runs of each model.", show_default="paper 5, laptop 3, smoke 1; of maps 1"),
+        Option(
+            min=1,
+            help="Runs of each model.",
+            show_default="paper and workstation 5, laptop 3, smoke 1; of maps 1",
+        ),
     ] = None,
     tasks: Annotated[
         str | None,
-        typer.Option(
-            metavar="TASK,...", help="Some of its tasks, or image and pathfinder besides.", show_default="the paper's"
+        Option(
+            metavar="TASK,...",
+            help="Some of its tasks, or image and pathfinder besides.",
+            show_default="the paper's",
         ),
     ] = None,
     results: Annotated[
-        Path, typer.Option(metavar="DIR", file_okay=False, help="Where results are kept, small files to commit.")
+        Path,
+        Option(metavar="DIR", file_okay=False, help="Where results are kept, small files to commit."),
     ] = Path("results"),
     runs: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", file_okay=False, help="Where models are kept.", show_default="MGK_RUNS"),
+        Option(metavar="DIR", file_okay=False, help="Where models are kept.", show_default="MGK_RUNS"),
     ] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Trials at once; 2 suit 2 cores and small models.")] = 1,
+    jobs: Annotated[int, Option(min=1, help="Trials at once; 2 suit 2 cores and small models.")] = 1,
     rank_samples: Annotated[
         int | None,
-        typer.Option(
+        Option(
             min=1, help="Attention matrices of each layer whose ranks are taken.", show_default="1000, smoke 8"
         ),
     ] = None,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Measure trials anew that were measured with another recipe.")
+        bool, Option("--overwrite", help="Measure trials anew that were measured with another recipe.")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the trials and the cost, and end.")] = False,
+    allow_dirty: Annotated[
+        bool, Option("--allow-dirty", help="Measure with uncommitted changes; the results say so.")
+    ] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Show the trials and the cost, and end.")] = False,
     list_: Annotated[
-        bool, typer.Option("--list", help="Show all experiments, what they cost and what exists.")
+        bool, Option("--list", help="Show all experiments, what they cost and what exists.")
     ] = False,
 ) -> None:
     """Measure a table or figure of the paper: each trial once, continued where it was interrupted.
@@ -72,9 +87,26 @@ def reproduce(
 
         chosen = None if tasks is None else split(tasks)
         check_choice(preset, chosen)
+        if name is not None and (results / name / "plan.yaml").is_file() and not list_:
+            from mgk.experiments.render.initialisation import write_initialisation
+            from mgk.experiments.study import check_committed, read_study
+
+            study = read_study(results / name)
+            if not dry_run:
+                check_committed(results / name)
+            plan = study.plan(overwrite=overwrite)
+            own_runs = (runs or default_runs_folder()) / name
+            if _run(plan, results / name, own_runs, jobs, dry_run, allow_dirty):
+                for path in write_initialisation(results):
+                    typer.echo(f"written: {path}")
+            return
         if list_:
             _list(
-                list(EXPERIMENTS.values()) if name is None else find_experiments(name), preset, seeds, chosen, results
+                list(EXPERIMENTS.values()) if name is None else find_experiments(name),
+                preset,
+                seeds,
+                chosen,
+                results,
             )
             return
         if name is None:
@@ -87,11 +119,20 @@ def reproduce(
         plan = reproduction_plan(
             fitting, preset, seeds=seeds, tasks=chosen, rank_samples=rank_samples, overwrite=overwrite
         )
-        if _run(plan, results, runs or default_runs_folder(), jobs, dry_run):
+        if _run(plan, results, runs or default_runs_folder(), jobs, dry_run, allow_dirty):
             _write(fitting, preset, results)
 
 
-def _run(plan: "Plan", folder: Path, runs: Path, jobs: int, dry_run: bool) -> bool:
+def _check_clean() -> None:
+    """Raise where the checkout has uncommitted changes: nobody could measure the same again."""
+    from mgk._util.files import DIRTY, commit_of
+    from mgk.training.errors import RecipeError
+
+    if (commit_of(Path(__file__)) or "").endswith(DIRTY):
+        raise RecipeError("the checkout has uncommitted changes: commit them, or --allow-dirty")
+
+
+def _run(plan: "Plan", folder: Path, runs: Path, jobs: int, dry_run: bool, allow_dirty: bool) -> bool:
     """Run what is missing, or show it only; whether it was run."""
     from mgk._util.progress import Progress
     from mgk.cli.trial_progress import TrialProgress
@@ -104,15 +145,20 @@ def _run(plan: "Plan", folder: Path, runs: Path, jobs: int, dry_run: bool) -> bo
     missing = plan.missing(store, runs)
     if not dry_run:
         check_data(missing)
+        if any(trial.preset != "smoke" for trial in missing) and not allow_dirty:
+            _check_clean()
     estimates = estimate(missing, store)
     if plan.trials:
         cost = f"; {len(missing)} to run, {in_words(estimates)}" if missing else ""
-        typer.echo(f"{len(plan.trials)} trials, {len(plan.trials) - len(missing)} done{cost}", err=not dry_run)
+        done = len(plan.trials) - len(missing)
+        typer.echo(f"{len(plan.trials)} trials, {done} done{cost}", err=not dry_run)
     if dry_run:
         _show_trials(plan, estimates)
     elif missing:
         with Progress("reproduce") as progress:
-            show = TrialProgress(progress, {trial: max(item.seconds, 1e-3) for trial, item in estimates.items()})
+            show = TrialProgress(
+                progress, {trial: max(item.seconds, 1e-3) for trial, item in estimates.items()}
+            )
             run_plan(plan, store, runs, jobs=jobs, on_progress=show.update, on_done=show.done)
     return not dry_run
 
@@ -142,12 +188,19 @@ def _show_trials(plan: "Plan", estimates: dict["Trial", "Estimate"]) -> None:
 
 
 def _list(
-    experiments: Sequence["Experiment"], preset: str, seeds: int | None, tasks: Sequence[str] | None, folder: Path
+    experiments: Sequence["Experiment"],
+    preset: str,
+    seeds: int | None,
+    tasks: Sequence[str] | None,
+    folder: Path,
 ) -> None:
+    from mgk.experiments.evidence.claims import CLAIMS, power_text
+    from mgk.experiments.evidence.effects import PresetResults
     from mgk.experiments.reproduce.runtime_estimate import estimate, in_words
     from mgk.experiments.result_store import ResultStore
 
     store = ResultStore(folder)
+    results = PresetResults(preset, store.results(preset))
     others = [name for name in store.presets if name != preset]
     for experiment in experiments:
         if tasks is not None and not experiment.tasks_at(preset, tasks):
@@ -166,35 +219,35 @@ def _list(
             names += f" (more with --tasks: {', '.join(experiment.more_tasks)})"
         typer.echo(f"    tasks: {names}; seeds: {experiment.seeds_at(preset, seeds)}")
         cost = f"; the rest takes {in_words(estimate(missing, store))}" if missing else ""
-        typer.echo(f"    results: {len(trials) - len(missing)} of {len(trials)} trials at preset {preset}{cost}")
+        done = f"{len(trials) - len(missing)} of {len(trials)}"
+        typer.echo(f"    results: {done} trials at preset {preset}{cost}")
+        if experiment.kind == "table":
+            planned = experiment.seeds_at(preset, seeds)
+            for claim in CLAIMS:
+                if experiment.id in claim.experiments:
+                    typer.echo(f"    claim {claim.id}: {power_text(claim, results, planned)}")
     if others:
         typer.echo(f"\nThere are results at preset {', '.join(others)} too.")
-    typer.echo("\nExperiments share their trials: run one with mgk reproduce ID, everything with mgk reproduce all.")
+    typer.echo(
+        "\nExperiments share their trials: run one with mgk reproduce ID, everything with mgk reproduce all."
+    )
 
 
 def _show(table: "Table") -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table as Grid
-
     from mgk.experiments.render.tables import difference_caption, difference_header, difference_rows, has_paper
 
     rows = []
     for row in table.rows:
         entries = [(row.entries[column], has_paper(table, column)) for column in table.columns]
-        texts = [f"{entry.text}\n(paper {entry.paper_text})" if beside else entry.text for entry, beside in entries]
+        texts = [
+            f"{entry.text}\n(paper {entry.paper_text})" if beside else entry.text for entry, beside in entries
+        ]
         rows.append([row.model, row.seeds_text, *texts])
     columns = ["model", "seeds", *(table.labels[column] for column in table.columns)]
     shown = [(f"{table.title}, preset {table.preset}", columns, rows)]
     if differences := difference_rows(table):
         shown.append((difference_caption(table), difference_header(table), differences))
-    console = Console(width=None if sys.stdout.isatty() else _WIDTH)
     for title, names, lines in shown:
-        grid = Grid(title=title, box=box.SIMPLE_HEAD, title_justify="left")
-        for number, name in enumerate(names):
-            grid.add_column(name, justify="right" if number else "left", no_wrap=number == 0)
-        for line in lines:
-            grid.add_row(*line)
-        console.print(grid)
+        print_table(title, names, lines, width=None if sys.stdout.isatty() else _WIDTH)
     for note in table.notes:
         typer.echo(f"- {note}")

@@ -5,76 +5,78 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from mgk._util.progress import Progress
 from mgk.cli.cli_errors import cli_errors
+from mgk.cli.options import with_options
 from mgk.variants import VARIANTS
 
 if TYPE_CHECKING:
     from mgk.training import Recipe, RunSummary
 
 
+# Options that are fields of the recipe: type, field, and what its help adds.
+_FIELDS: dict[str, tuple[type, str, str]] = {
+    "attention": (str, "model.attention", f": {', '.join(VARIANTS)}"),
+    "heads": (int, "model.num_attention_heads", ""),
+    "kv_heads": (int, "model.num_key_value_heads", ", which divides the heads"),
+    "mixtures": (int, "model.num_mixtures", ""),
+    "layers": (int, "model.num_hidden_layers", ""),
+    "steps": (int, "training.max_steps", ""),
+    "batch_size": (int, "training.batch_size", ", of one step over all processes"),
+    "accumulation": (int, "training.accumulation", ""),
+    "lr": (float, "training.learning_rate", ""),
+    "precision": (str, "training.precision", ": float32 or bfloat16"),
+    "device": (str, "training.device", ": auto or cpu"),
+    "threads": (int, "training.threads", ""),
+    "seed": (int, "seed", ""),
+    "data": (Path, "data.folder", ", of the prepared data sets"),
+}
+_OPTIONS = {
+    name: Annotated[kind | None, Option(help=f"{field}{text}.")]
+    for name, (kind, field, text) in _FIELDS.items()
+}
+
+
+@with_options(_OPTIONS)
 def train(
     task: Annotated[
         str | None,
-        typer.Argument(help="listops, text, retrieval, image, pathfinder, wikitext-2 or wikitext-103."),
+        Argument(help="listops, text, retrieval, image, pathfinder, wikitext-2 or wikitext-103."),
     ] = None,
     preset: Annotated[
         str,
-        typer.Option(help="paper: as in the paper; laptop: an hour or less; smoke: seconds, on synthetic data."),
+        Option(
+            help="paper: as in the paper; workstation, laptop: an hour or less; smoke: seconds, on synthetic data."
+        ),
     ] = "laptop",
     out: Annotated[
         Path | None,
-        typer.Option(metavar="RUN", help="The run's folder.", show_default="runs/TASK-PRESET-ATTENTION-HEADSh-SEED"),
+        Option(metavar="RUN", help="The run's folder.", show_default="runs/TASK-PRESET-ATTENTION-HEADSh-SEED"),
     ] = None,
     recipe: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A recipe in place of TASK and preset: RUN/recipe.yaml.")
+        Path | None, Option(metavar="FILE", help="A recipe in place of TASK and preset: RUN/recipe.yaml.")
     ] = None,
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="FIELD=VALUE", help="Any field of the recipe, as in training.max_steps=100."),
+        Option("--set", metavar="FIELD=VALUE", help="Any field of the recipe, as in training.max_steps=100."),
     ] = None,
-    attention: Annotated[str | None, typer.Option(help=f"model.attention: {', '.join(VARIANTS)}.")] = None,
-    heads: Annotated[int | None, typer.Option(help="model.num_attention_heads.")] = None,
-    mixtures: Annotated[int | None, typer.Option(help="model.num_mixtures.")] = None,
-    layers: Annotated[int | None, typer.Option(help="model.num_hidden_layers.")] = None,
-    steps: Annotated[int | None, typer.Option(help="training.max_steps.")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="training.batch_size, of one step over all processes.")] = None,
-    accumulation: Annotated[int | None, typer.Option(help="training.accumulation.")] = None,
-    lr: Annotated[float | None, typer.Option(help="training.learning_rate.")] = None,
-    precision: Annotated[str | None, typer.Option(help="training.precision: float32 or bfloat16.")] = None,
-    device: Annotated[str | None, typer.Option(help="training.device: auto or cpu.")] = None,
-    threads: Annotated[int | None, typer.Option(help="training.threads.")] = None,
-    seed: Annotated[int | None, typer.Option(help="seed.")] = None,
-    data: Annotated[Path | None, typer.Option(metavar="DIR", help="data.folder, of the prepared data sets.")] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the newest valid checkpoint; needs --out only.")
+        bool, Option("--resume", help="Go on from the newest valid checkpoint; needs --out only.")
     ] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Delete the run that is there.")] = False,
-    print_config: Annotated[bool, typer.Option("--print-config", help="Print the recipe and exit.")] = False,
+    overwrite: Annotated[bool, Option("--overwrite", help="Delete the run that is there.")] = False,
+    print_config: Annotated[bool, Option("--print-config", help="Print the recipe and exit.")] = False,
+    **options: Any,
 ) -> None:
     """Train a model by a recipe, test it and save it. Several processes: torchrun ... -m mgk train ..."""
-    options = {
-        "model.attention": attention,
-        "model.num_attention_heads": heads,
-        "model.num_mixtures": mixtures,
-        "model.num_hidden_layers": layers,
-        "training.max_steps": steps,
-        "training.batch_size": batch_size,
-        "training.accumulation": accumulation,
-        "training.learning_rate": lr,
-        "training.precision": precision,
-        "training.device": device,
-        "training.threads": threads,
-        "seed": seed,
-        "data.folder": None if data is None else str(data),
-    }
     with cli_errors():
         from mgk.training.recipe import parse_overrides
         from mgk.training.run_dir import check_run_dir
 
-        overrides = {name: value for name, value in options.items() if value is not None}
-        chosen = _recipe(task, preset, recipe, out if resume else None, overrides | parse_overrides(set_ or []))
+        overrides = {_FIELDS[name][1]: value for name, value in options.items() if value is not None}
+        overrides |= parse_overrides(set_ or [])
+        chosen = _recipe(task, preset, recipe, out if resume else None, overrides)
         if print_config:
             typer.echo(chosen.to_yaml(), nl=False)
             return
@@ -82,7 +84,7 @@ def train(
         is_first = os.environ.get("RANK", "0") == "0"
         if is_first:  # before torch is imported
             check_run_dir(chosen, run, resume=resume, overwrite=overwrite)
-            _check_data(chosen)
+            chosen.data.check()
         summary = _train(chosen, run, resume, overwrite, is_first)
         if is_first:
             _show(summary, run)
@@ -91,7 +93,9 @@ def train(
 def default_folder(recipe: "Recipe") -> Path:
     """The folder of a run without ``--out``."""
     model = recipe.model
-    return Path("runs") / f"{recipe.task}-{recipe.preset}-{model.attention}-{model.num_attention_heads}h-{recipe.seed}"
+    groups = "" if model.num_key_value_heads is None else f"-{model.num_key_value_heads}kv"
+    heads = f"{model.num_attention_heads}h{groups}"
+    return Path("runs") / f"{recipe.task}-{recipe.preset}-{model.attention}-{heads}-{recipe.seed}"
 
 
 def _recipe(
@@ -99,24 +103,17 @@ def _recipe(
 ) -> "Recipe":
     from mgk.training.errors import RecipeError
     from mgk.training.recipe import load_recipe, read_recipe
-    from mgk.training.run_dir import RECIPE
+    from mgk.training.run_dir import read_run_recipe
 
     if task is not None and file is not None:
         raise RecipeError("give TASK or --recipe, not both")
     if task is not None:
         return load_recipe(task, preset, overrides=overrides)
-    if file is None and resumed is None:
+    if file is not None:
+        return read_recipe(file, overrides=overrides)
+    if resumed is None:
         raise RecipeError("give a TASK, or --recipe FILE, or --resume --out RUN")
-    return read_recipe(file or resumed / RECIPE, overrides=overrides)  # type: ignore[operator]
-
-
-def _check_data(recipe: "Recipe") -> None:
-    """Raise, with what to do, when the data are absent and are not generated on first use."""
-    from mgk.data.preparation import prepared
-    from mgk.data.task_registry import find_task
-
-    if not recipe.data.options and not find_task(recipe.data.name).is_synthetic:
-        prepared(recipe.data.name, recipe.data.folder)
+    return read_run_recipe(resumed, overrides=overrides)
 
 
 def _train(recipe: "Recipe", run: Path, resume: bool, overwrite: bool, is_first: bool) -> "RunSummary":
@@ -126,7 +123,8 @@ def _train(recipe: "Recipe", run: Path, resume: bool, overwrite: bool, is_first:
     total = recipe.training.max_steps
 
     def show(step: int, now: bool = False) -> None:
-        progress.update(step, total, details=", ".join([f"{step:,} of {total:,}", *_figures(metrics)]), now=now)
+        figures = [f"{step:,} of {total:,}", *_figures(metrics)]
+        progress.update(step, total, details=", ".join(figures), now=now)
 
     def on_step(step: int, total: int) -> None:
         if step < total:  # the evaluation after the last step shows it
@@ -160,6 +158,7 @@ def _figures(metrics: dict[str, float]) -> list[str]:
         "loss": "loss {:.4f}",
         "eval_accuracy": "accuracy {:.2%}",
         "eval_perplexity": "perplexity {:.2f}",
+        "eval_bits_per_byte": "{:.4f} bits per byte",
         "tokens_per_second": "{:,.0f} tokens/s",
     }
     return [text.format(metrics[name]) for name, text in formats.items() if name in metrics]
@@ -168,7 +167,9 @@ def _figures(metrics: dict[str, float]) -> list[str]:
 def _show(summary: "RunSummary", run: Path) -> None:
     from mgk.training.run_dir import wilson_interval
 
-    memory = "" if summary.peak_memory_bytes is None else f", peak memory {summary.peak_memory_bytes / 1e6:,.0f} MB"
+    memory = (
+        "" if summary.peak_memory_bytes is None else f", peak memory {summary.peak_memory_bytes / 1e6:,.0f} MB"
+    )
     sample = " (a synthetic sample, not the real task)" if summary.data.startswith("synthetic-") else ""
     model = f"{summary.attention}, {summary.heads} heads, {summary.parameters:,} parameters"
     speed = f"{summary.seconds_per_step:.3g} s each, {summary.tokens_per_second:,.0f} tokens/s"
@@ -180,9 +181,14 @@ def _show(summary: "RunSummary", run: Path) -> None:
             f"test accuracy {found.estimate:.2%} (95% CI {found.low:.2%} to {found.high:.2%},"
             f" {summary.examples:,} examples)"
         )
-    for name in ("best_validation_accuracy", "test_perplexity", "test_sliding_perplexity"):
+    formats = {
+        "best_validation_accuracy": ".2%",
+        "test_bits_per_byte": ".4f",
+        "test_perplexity": ".2f",
+        "test_sliding_perplexity": ".2f",
+    }
+    for name, digits in formats.items():
         if name in summary.metrics:
-            value = summary.metrics[name]
             how = f" ({summary.how[name]})" if name in summary.how else ""
-            typer.echo(f"{name.replace('_', ' ')} {f'{value:.2%}' if 'accuracy' in name else f'{value:.2f}'}{how}")
+            typer.echo(f"{name.replace('_', ' ')} {summary.metrics[name]:{digits}}{how}")
     typer.echo(f"model: {run / 'model'}; evaluate it with: mgk eval {run}")

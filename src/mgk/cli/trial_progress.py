@@ -1,4 +1,4 @@
-"""Progress over all trials of a plan, weighted by their expected work, with a line for every finished one."""
+"""Progress over all trials of a plan, weighted by expected work; a line for each."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -21,7 +21,8 @@ class TrialProgress:
     def __init__(self, progress: Progress, work: Mapping["Trial", float]) -> None:
         self.progress, self.work = progress, work
         self.parts: dict[Trial, float] = {}
-        # What a resumed trial had done before says nothing about the speed of this machine.
+        # What a resumed trial had done before says nothing about the speed of
+        # this machine.
         self.before: dict[Trial, float] = {}
         self.finished = 0
 
@@ -39,7 +40,9 @@ class TrialProgress:
         self.finished += 1
         self.update(result.trial, 1.0)
         left = f", {self.progress.time_left}" if self.progress.time_left else ""
-        self.progress.note(f"{self.finished} of {len(self.work)}: {describe(result)}, in {result.seconds:.0f} s{left}")
+        self.progress.note(
+            f"{self.finished} of {len(self.work)}: {describe(result)}, in {result.seconds:.0f} s{left}"
+        )
 
 
 def describe(result: "TrialResult") -> str:

@@ -50,3 +50,5 @@ void run(const AttentionParams& p, Mode mode) {
         });
     });
 }
+
+#include "mixture.h"

@@ -1,5 +1,6 @@
 // Backward: the gradients of query, keys, biases, values and, where wanted, of an affine map of the scores.
 //
+// A gradient of the log-sum-exp adds P_ijr dlse_i to ds_ijr: it is subtracted from delta_i.
 // The keys of a head are cut into `splits` ranges, each with its own sum of the queries' gradients. No two threads add
 // to one place, and the ranges are summed in order: the result does not depend on the order of the threads.
 
@@ -12,16 +13,17 @@ struct Backward {
     const AttentionParams& p;
     const int64_t L, M, splits;
     const int64_t biases, moments;    // of a query: numbers to sum for query_bias and for score_affine
-    Buffer<T> query, grad, delta;     // [head][L]: padded rows; grad and delta divided by row_sum
-    Buffer<T> d_query, d_query_bias;  // [split][head]
-    Buffer<double> moment_sums;       // [split][head][L][M][MOMENTS]
+    Buffer<T> query, grad, delta;     // [query head][L]: padded rows; grad and delta divided by row_sum
+    Buffer<T> d_query, d_query_bias;  // [split][query head]
+    Buffer<double> moment_sums;       // [split][query head][L][M][MOMENTS]
 
     Backward(const Tiles<T>& tiles, ScoreGradients* score_gradients)
         : t(tiles), score_gradients(score_gradients), p(t.p), L(t.L), M(t.M), splits(num_splits(t)),
           biases(p.is_shared ? M : 0), moments(p.d_score_affine ? M * MOMENTS : 0),
-          query(t.heads * L * t.feature_stride), grad(t.heads * L * t.value_stride), delta(t.heads * L),
-          d_query(splits * t.heads * L * t.feature_stride),
-          d_query_bias(splits * t.heads * biases * L + 1), moment_sums(splits * t.heads * L * moments + 1) {}
+          query(t.query_heads * L * t.feature_stride), grad(t.query_heads * L * t.value_stride),
+          delta(t.query_heads * L), d_query(splits * t.query_heads * L * t.feature_stride),
+          d_query_bias(splits * t.query_heads * biases * L + 1),
+          moment_sums(splits * t.query_heads * L * moments + 1) {}
 
     static int64_t num_splits(const Tiles<T>& t) {
         int64_t splits = 1;
@@ -31,12 +33,12 @@ struct Backward {
     }
 
     void run() const {
-        for_all(t.heads, p.num_threads, [&](int64_t head) { prepare(head); });
+        for_all(t.query_heads, p.num_threads, [&](int64_t head) { prepare(head); });
         for_all(t.heads * splits, p.num_threads, [&](int64_t task) { run_range(task / splits, task % splits); });
-        for_all(t.heads, p.num_threads, [&](int64_t head) { sum_ranges(head); });
+        for_all(t.query_heads, p.num_threads, [&](int64_t head) { sum_ranges(head); });
     }
 
-    // Pads the queries and gradients of a head, and takes delta_i = g_i . h_i.
+    // Pads the queries and gradients of a query head, and takes delta_i = g_i . h_i - dlse_i.
     void prepare(int64_t head) const {
         copy_rows(t.query_of(head), L, t.F, query + head * L * t.feature_stride, t.feature_stride, L);
         copy_rows(static_cast<const T*>(p.grad) + head * L * t.E, L, t.E, grad + head * L * t.value_stride,
@@ -51,25 +53,32 @@ struct Backward {
                 row[e] *= inverse;
                 sum += double(row[e]) * double(out[e]);
             }
-            delta[q] = T(sum);
+            delta[q] = T(sum - d_lse_of(q) * double(inverse));
         }
     }
 
+    double d_lse_of(int64_t q) const { return p.d_lse ? double(static_cast<const T*>(p.d_lse)[q]) : 0.0; }
+
     void run_range(int64_t head, int64_t split) const {
         BackwardScratch<T> scratch(t);
-        const int64_t task = split * t.heads + head;
-        scratch.d_query = d_query + task * L * t.feature_stride;
-        scratch.d_query_bias = d_query_bias + task * biases * L;
-        scratch.moments = moment_sums + task * L * moments;
-        set_zero(scratch.d_query, L * t.feature_stride);
-        set_zero(scratch.d_query_bias, biases * L);
-        set_zero(scratch.moments, L * moments);
+        point_to(scratch, head * p.group, split);
+        set_zero(scratch.d_query, p.group * L * t.feature_stride);
+        set_zero(scratch.d_query_bias, p.group * biases * L);
+        set_zero(scratch.moments, p.group * L * moments);
         for (int64_t tile = t.key_tiles * split / splits; tile < t.key_tiles * (split + 1) / splits; ++tile)
-            key_tile(scratch, head, tile);
+            key_tile(scratch, head, split, tile);
     }
 
-    // The gradients of the keys, key biases and values of a tile.
-    void key_tile(BackwardScratch<T>& s, int64_t head, int64_t tile) const {
+    // The sums that a task adds to for a query head.
+    void point_to(BackwardScratch<T>& scratch, int64_t query_head, int64_t split) const {
+        const int64_t at = split * t.query_heads + query_head;
+        scratch.d_query = d_query + at * L * t.feature_stride;
+        scratch.d_query_bias = d_query_bias + at * biases * L;
+        scratch.moments = moment_sums + at * L * moments;
+    }
+
+    // The gradients of the keys, key biases and values of a tile, from all query heads of the group.
+    void key_tile(BackwardScratch<T>& s, int64_t head, int64_t split, int64_t tile) const {
         const int64_t count = t.num_keys_of(tile), stride = t.feature_stride;
         set_zero<T>(s.d_keys, t.products * KEYS * stride);
         set_zero<T>(s.d_values, KEYS * t.value_stride);
@@ -80,12 +89,14 @@ struct Backward {
             transpose_rows<T>(t.value_of(head, tile), count, t.E, 1, s.values_t, KEYS);
             for (int64_t r = 0; r < t.products; ++r)
                 copy_rows<T>(t.keys_of(head, r, tile), count, t.F, s.keys + r * KEYS * stride, stride, KEYS);
-            for (int64_t q = 0; q < t.query_tiles; ++q) {
-                const QueryTile<T> queries(t, head, q);
-                const ScoreTile<T> x(t, queries, tile);
-                if (x.is_skipped()) continue;
-                score_tile(s, x);
-                move_sums<T>(s.d_key_bias_of_tile, s.d_key_bias, M * KEYS);
+            for (int64_t query_head = head * p.group; query_head < (head + 1) * p.group; ++query_head) {
+                point_to(s, query_head, split);
+                for (int64_t q = 0; q < t.query_tiles; ++q) {
+                    if (!t.is_seen(query_head, q, tile)) continue;
+                    const QueryTile<T> queries(t, query_head, q);
+                    score_tile(s, ScoreTile<T>(t, queries, tile));
+                    move_sums<T>(s.d_key_bias_of_tile, s.d_key_bias, M * KEYS);
+                }
             }
         }
         for (int64_t r = 0; r < t.products; ++r)
@@ -131,13 +142,13 @@ struct Backward {
             for (int64_t d = 0; d < t.F; ++d) {
                 T sum = 0;
                 for (int64_t split = 0; split < splits; ++split)
-                    sum += d_query[((split * t.heads + head) * L + i) * t.feature_stride + d];
+                    sum += d_query[((split * t.query_heads + head) * L + i) * t.feature_stride + d];
                 static_cast<T*>(p.d_query)[(head * L + i) * t.F + d] = sum;
             }
         for (int64_t i = 0; i < biases * L; ++i) {
             T sum = 0;
             for (int64_t split = 0; split < splits; ++split)
-                sum += d_query_bias[(split * t.heads + head) * biases * L + i];
+                sum += d_query_bias[(split * t.query_heads + head) * biases * L + i];
             static_cast<T*>(p.d_query_bias)[head * biases * L + i] = sum;
         }
         if (p.d_score_affine)
@@ -145,10 +156,10 @@ struct Backward {
     }
 
     // da_ir = sum_j ds_ijr s_ijr and db_ir = sum_j ds_ijr of a_ir s_ijr + b_ir. Rounding, most of it of delta_i, leaves
-    // sum_jr ds_ijr = e_i where it should be 0, so that P_ijr e_i is subtracted.
+    // sum_jr ds_ijr = dlse_i + e_i where e_i should be 0, so that P_ijr e_i is subtracted.
     void affine_gradient(int64_t head, int64_t i) const {
         double* d_factor = p.d_score_affine + head * M * L + i;
-        double* d_addend = d_factor + t.heads * M * L;
+        double* d_addend = d_factor + t.query_heads * M * L;
         double row_max = static_cast<const T*>(p.row_max)[head * L + i];
         if (row_max == std::numeric_limits<double>::infinity()) {  // no key left
             for (int64_t r = 0; r < M; ++r) d_factor[r * L] = d_addend[r * L] = 0;
@@ -159,9 +170,9 @@ struct Backward {
         for (int64_t split = 0; split < splits; ++split)
             for (int64_t r = 0; r < M; ++r)
                 for (int64_t m = 0; m < MOMENTS; ++m)
-                    sums[r][m] += moment_sums[(((split * t.heads + head) * L + i) * M + r) * MOMENTS + m];
+                    sums[r][m] += moment_sums[(((split * t.query_heads + head) * L + i) * M + r) * MOMENTS + m];
         for (int64_t r = 0; r < M; ++r) excess += sums[r][1];
-        excess /= static_cast<const T*>(p.row_sum)[head * L + i];
+        excess = (excess - d_lse_of(head * L + i)) / static_cast<const T*>(p.row_sum)[head * L + i];
         for (int64_t r = 0; r < M; ++r) {
             const double d_scores = sums[r][1] - excess * sums[r][3];
             d_factor[r * L] = (sums[r][0] - excess * sums[r][2] + row_max * d_scores) / LOG2_E;
@@ -171,7 +182,7 @@ struct Backward {
 
     T largest_query_bias(int64_t head, int64_t i) const {
         T high = NEG_INF<T>;
-        for (int64_t r = 0; r < M; ++r) high = max_of(high, t.query_bias_of(head)[r * L + i] * T(LOG2_E));
+        for (int64_t r = 0; r < M; ++r) high = max_of(high, in_base_2(t.query_bias_of(head)[r * L + i]));
         return high;
     }
 };

@@ -4,7 +4,7 @@
 template <typename T>
 void dropout_factors(const ScoreTile<T>& x, int64_t i, T* factors) {
     const int64_t threshold = x.t.p.dropout_threshold;
-    const uint64_t query = static_cast<uint64_t>(x.queries.head * x.t.L + x.queries.first + i);
+    const uint64_t query = static_cast<uint64_t>((x.t.p.first_head + x.queries.head) * x.t.L + x.queries.first + i);
     uint64_t bits = x.t.p.dropout_seed ^ (query * 0x9E3779B97F4A7C15ull);
     bits = (bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9ull;
     bits = (bits ^ (bits >> 27)) * 0x94D049BB133111EBull;

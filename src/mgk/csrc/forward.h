@@ -8,10 +8,11 @@ void forward_tile(const Tiles<T>& t, const QueryTile<T>& queries) {
     V row_sum[QUERIES];
     for (int64_t i = 0; i < queries.count; ++i) row_max[i] = NEG_INF<T>, row_sum[i] = V{};
     set_zero<T>(out, QUERIES * t.value_stride);
-    for (int64_t tile = 0; tile < t.key_tiles; ++tile) {
+    const KeyRange keys = t.keys_of_tile(queries.head, queries.tile);
+    for (int64_t tile = keys.first / KEYS; tile < ceil_div(keys.last, KEYS); ++tile) {
         const ScoreTile<T> x(t, queries, tile);
         if (x.is_skipped()) continue;
-        const bool is_factored = uses_factor<SCORING>(x);
+        const bool is_factored = SCORING == Scoring::FACTORED && x.is_factored;
         int64_t components = tile_scores<SCORING, T>(x, scores);
         if (HARD && components > 1) max_over_components<T>(scores, queries.count, components), components = 1;
         for (int64_t i = 0; i < queries.count; ++i) {
@@ -40,6 +41,8 @@ void forward_tile(const Tiles<T>& t, const QueryTile<T>& queries) {
         // +inf makes every weight 0 in the backward of a query with no key left
         static_cast<T*>(t.p.row_max)[q] = sum > 0 ? row_max[i] : -NEG_INF<T>;
         static_cast<T*>(t.p.row_sum)[q] = sum > 0 ? sum : T(1);
+        const double level = (double(row_max[i]) + double(queries.common_bias[i])) / LOG2_E;
+        if (t.p.lse) static_cast<T*>(t.p.lse)[q] = sum > 0 ? T(level + std::log(double(sum))) : NEG_INF<T>;
     }
 }
 
@@ -47,7 +50,7 @@ template <Scoring SCORING, bool HARD, typename T>
 void forward(const AttentionParams& p) {
     const Tiles<T> t(p, Mode::FORWARD, SCORING);
     // heads one after another, so that the threads share the packed keys of a head in the cache
-    for_all(t.heads * t.query_tiles, p.num_threads, [&](int64_t task) {
+    for_all(t.query_heads * t.query_tiles, p.num_threads, [&](int64_t task) {
         forward_tile<SCORING, HARD>(t, QueryTile<T>(t, task / t.query_tiles, task % t.query_tiles));
     });
 }

@@ -1,6 +1,7 @@
 // Standard headers, included before an instruction set is chosen, so that their functions are not compiled for it.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>

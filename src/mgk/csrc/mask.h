@@ -1,4 +1,4 @@
-// Masks and causality: what they add to the scores of a tile.
+// Masks, causality, windows and segments: what they add to the scores of a tile.
 
 // Adds a float mask to `components` scores, or -inf where the bytes of a bool mask are 0.
 template <bool IS_BOOL, typename T>
@@ -6,30 +6,36 @@ void add_mask(const ScoreTile<T>& x, T* scores, int64_t components) {
     using Element = std::conditional_t<IS_BOOL, unsigned char, T>;
     const AttentionParams& p = x.t.p;
     const int64_t count = x.t.num_keys_of(x.tile), row_stride = p.mask_strides[2], key_stride = p.mask_strides[3];
-    const int64_t b = x.queries.head / p.num_heads, h = x.queries.head % p.num_heads;
-    const Element* start = static_cast<const Element*>(p.mask) + b * p.mask_strides[0] + h * p.mask_strides[1] +
-                           x.queries.first * row_stride + x.tile * KEYS * key_stride;
     T added[KEYS];
     for (int64_t j = count; j < KEYS; ++j) added[j] = 0;
     for (int64_t i = 0; i < x.queries.count; ++i) {
-        const Element* from = start + i * row_stride;
+        const Element* from = x.template mask<Element>() + i * row_stride;
         for (int64_t j = 0; j < count; ++j) {
             const Element element = from[j * key_stride];
-            added[j] = IS_BOOL ? (element ? T(0) : NEG_INF<T>) : element * T(LOG2_E);
+            added[j] = IS_BOOL ? (element ? T(0) : NEG_INF<T>) : in_base_2(T(element));
         }
         for (int64_t r = 0; r < components; ++r) {
             T* row = scores + (r * QUERIES + i) * KEYS;
-            for (int64_t v = 0; v < KEYS; v += Simd<T>::W) store<T>(row + v, load<T>(row + v) + load<T>(added + v));
+            for (int64_t v = 0; v < KEYS; v += Simd<T>::W) {
+                const auto score = load<T>(row + v), addend = load<T>(added + v);
+                store<T>(row + v, IS_BOOL ? score + addend : finite_sum<T>(score, addend));
+            }
         }
     }
 }
 
+// -inf for the keys of the tile that are not among those that each query sees.
 template <typename T>
-void cut_causal(const ScoreTile<T>& x, T* scores, int64_t components) {
+void cut_range(const ScoreTile<T>& x, T* scores, int64_t components) {
     for (int64_t i = 0; i < x.queries.count; ++i) {
-        const int64_t num_seen = max_of<int64_t>(0, x.queries.first + i + x.t.S - x.t.L + 1 - x.tile * KEYS);
-        for (int64_t r = 0; r < components; ++r)
-            for (int64_t j = num_seen; j < KEYS; ++j) scores[(r * QUERIES + i) * KEYS + j] = NEG_INF<T>;
+        const KeyRange seen = x.t.keys_seen(x.queries.head, x.queries.first + i);
+        const int64_t first = min_of(KEYS, max_of<int64_t>(0, seen.first - x.tile * KEYS));
+        const int64_t last = max_of<int64_t>(0, seen.last - x.tile * KEYS);
+        for (int64_t r = 0; r < components; ++r) {
+            T* row = scores + (r * QUERIES + i) * KEYS;
+            for (int64_t j = 0; j < first; ++j) row[j] = NEG_INF<T>;
+            for (int64_t j = last; j < KEYS; ++j) row[j] = NEG_INF<T>;
+        }
     }
 }
 
@@ -38,6 +44,8 @@ void apply_masks(const ScoreTile<T>& x, T* scores, int64_t components) {
     const AttentionParams& p = x.t.p;
     if (p.mask && p.mask_is_bool) add_mask<true>(x, scores, components);
     if (p.mask && !p.mask_is_bool) add_mask<false>(x, scores, components);
-    const bool crosses_diagonal = x.tile * KEYS + KEYS - 1 > x.queries.first + x.t.S - x.t.L;
-    if (p.is_causal && crosses_diagonal) cut_causal(x, scores, components);
+    // both ends grow with i: the last query has the last first key
+    const int64_t first = x.t.keys_seen(x.queries.head, x.queries.first + x.queries.count - 1).first;
+    const int64_t last = x.t.keys_seen(x.queries.head, x.queries.first).last;
+    if (first > x.tile * KEYS || last < min_of(x.t.S, (x.tile + 1) * KEYS)) cut_range(x, scores, components);
 }

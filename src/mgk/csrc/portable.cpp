@@ -5,4 +5,5 @@ namespace mgk_portable {
 constexpr int VECTOR_BYTES = 16, REGISTER_ROWS = 4, REGISTER_VECTORS = 2;
 #include "attention.h"
 #include "decode.h"
+#include "parts.h"
 }  // namespace mgk_portable

@@ -161,7 +161,7 @@ inline void move_sums(T* from, T* to, int64_t size) {
 template <Scoring SCORING, bool HARD, bool AFFINE, typename T>
 int64_t score_gradients(const ScoreTile<T>& x, BackwardScratch<T>& scratch, const T* row_max, const T* delta) {
     const int64_t components = tile_scores<SCORING, T>(x, scratch.scores);
-    const bool is_factored = uses_factor<SCORING>(x);
+    const bool is_factored = SCORING == Scoring::FACTORED && x.is_factored;
     for (int64_t i = 0; i < x.queries.count; ++i) {
         T factors[KEYS];
         if (x.t.p.dropout_threshold) {

@@ -1,15 +1,5 @@
 // Scores of a tile, s_ijr = query_i . keys_jr + query_bias_ir + key_bias_jr, as scores[r][i][j].
 
-// A rank-M factor above exp(-60) leaves float32 all its digits; beyond, exponents are added instead.
-constexpr double MAX_FACTOR_RANGE = 60.0 * LOG2_E;
-
-// Whether the sum over components is taken by the rank-M factor: not where those of queries and keys may both vanish.
-template <Scoring SCORING, typename T>
-inline bool uses_factor(const ScoreTile<T>& x) {
-    if (SCORING != Scoring::FACTORED) return false;
-    return !(x.queries.bias_range > MAX_FACTOR_RANGE && x.t.key_bias_range[x.at] > MAX_FACTOR_RANGE);
-}
-
 // base_ij + (key_bias_jr + query_bias_ir)
 template <typename T>
 void add_biases(const ScoreTile<T>& x, int64_t r, const T* base, T* scores) {
@@ -27,7 +17,8 @@ void add_biases(const ScoreTile<T>& x, int64_t r, const T* base, T* scores) {
 template <Scoring SCORING, typename T>
 int64_t tile_scores(const ScoreTile<T>& x, T* scores) {
     const Tiles<T>& t = x.t;
-    const bool is_factored = uses_factor<SCORING>(x), is_merged = is_factored || SCORING == Scoring::MAXIMUM;
+    const bool is_factored = SCORING == Scoring::FACTORED && x.is_factored;
+    const bool is_merged = is_factored || SCORING == Scoring::MAXIMUM;
     const bool adds_biases = SCORING != Scoring::SEPARATE && !is_merged;
     const T zeros[KEYS] = {};
     // two partial sums halve the accumulation error, which the gradients of an affine map sum over all keys

@@ -132,7 +132,7 @@ inline Vec<float> two_to_the(Vec<float> f) {
     return p * f + 1.0000000000e+00f;
 }
 
-// 2^x = 2^n 2^f for x <= 0, with n the nearest integer; 0 where it underflows.
+// 2^x = 2^n 2^f for x <= 0, with n the nearest integer; 0 where it underflows, NaN for NaN.
 inline Vec<float> exp2_of(Vec<float> x) {
 #if defined(MGK_AVX512)
     const Vec<float> f = (Vec<float>)_mm512_reduce_ps((__m512)x, 0);  // x - round(x), 0 for -inf
@@ -149,6 +149,7 @@ inline Vec<float> exp2_of(Vec<float> x) {
     __builtin_memcpy(&bits, &p, sizeof bits);
     bits += exponent << 23;  // the high bits of the magic number are shifted out
     __builtin_memcpy(&p, &bits, sizeof p);
+    p = x == x ? p : x;  // the exponent's bits would turn a NaN with a payload into a number
     return vanishes ? Vec<float>{} : p;
 #endif
 }

@@ -6,7 +6,10 @@ template <typename T>
 void max_over_components(T* scores, int64_t rows, int64_t components) {
     for (int64_t x = 0; x < rows * KEYS; x += Simd<T>::W) {
         auto high = load<T>(scores + x);
-        for (int64_t r = 1; r < components; ++r) high = larger<T>(load<T>(scores + r * QUERIES * KEYS + x), high);
+        for (int64_t r = 1; r < components; ++r) {
+            const auto score = load<T>(scores + r * QUERIES * KEYS + x);
+            high = score == score ? larger<T>(score, high) : score;  // a NaN stays
+        }
         store<T>(scores + x, high);
     }
 }

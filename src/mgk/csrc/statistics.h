@@ -36,16 +36,16 @@ void count_tile(const Tiles<T>& t, int64_t head, int64_t tile) {
     Buffer<T> scores(t.M * QUERIES * KEYS), sums(t.M * KEYS);
     set_zero<T>(sums, t.M * KEYS);
     const T* weights = static_cast<const T*>(t.p.query_weight);
-    for (int64_t q = 0; q < t.query_tiles; ++q) {
-        const QueryTile<T> queries(t, head, q);
-        const ScoreTile<T> x(t, queries, tile);
-        if (x.is_skipped()) continue;
-        tile_scores<SCORING, T>(x, scores);
-        for (int64_t i = 0; i < queries.count; ++i) {
-            const T weight = weights ? weights[head / t.p.num_heads * t.L + queries.first + i] : T(1);
-            if (weight != 0) count_row<HARD, T>(scores + i * KEYS, t.M, weight, sums);
+    for (int64_t query_head = head * t.p.group; query_head < (head + 1) * t.p.group; ++query_head)
+        for (int64_t q = 0; q < t.query_tiles; ++q) {
+            if (!t.is_seen(query_head, q, tile)) continue;
+            const QueryTile<T> queries(t, query_head, q);
+            tile_scores<SCORING, T>(ScoreTile<T>(t, queries, tile), scores);
+            for (int64_t i = 0; i < queries.count; ++i) {
+                const T weight = weights ? weights[head / t.p.num_heads * t.L + queries.first + i] : T(1);
+                if (weight != 0) count_row<HARD, T>(scores + i * KEYS, t.M, weight, sums);
+            }
         }
-    }
     for (int64_t r = 0; r < t.M; ++r)
         std::memcpy(static_cast<T*>(t.p.counts) + (head * t.M + r) * t.S + tile * KEYS, sums + r * KEYS,
                     t.num_keys_of(tile) * sizeof(T));

@@ -8,8 +8,33 @@ constexpr int64_t QUERIES = 64;
 constexpr int64_t KEYS = 64;
 constexpr double LOG2_E = 1.4426950408889634;
 
+// A rank-M factor above exp(-60) leaves float32 all its digits; beyond, exponents are added instead.
+constexpr double MAX_FACTOR_RANGE = 60.0 * LOG2_E;
+constexpr double LARGE_NUMBER = 1e18;  // which rounds scores away, in double too
+
 template <typename T>
 constexpr T NEG_INF = -std::numeric_limits<T>::infinity();
+
+// x log2(e). Beyond half of the largest number the slope is 1/2: every finite number stays finite, and all in order.
+template <typename T>
+inline T in_base_2(T x) {
+    constexpr T HALF = std::numeric_limits<T>::max() / 2, REST = HALF * T(LOG2_E - 0.5);
+    return x < -HALF ? x / 2 - REST : x > HALF ? x / 2 + REST : x * T(LOG2_E);
+}
+
+// Whether scores vanish beside x, a finite number.
+template <typename T>
+inline bool is_large_number(T x) {
+    return (std::fabs(x) > T(LARGE_NUMBER)) & (x != NEG_INF<T>);
+}
+
+// a + b, finite where both are finite: only -inf excludes.
+template <typename T>
+inline Vec<T> finite_sum(Vec<T> a, Vec<T> b) {
+    const Vec<T> high = splat<T>(std::numeric_limits<T>::max()), low = -high, sum = a + b;
+    const Vec<T> clipped = sum < low ? low : sum > high ? high : sum;
+    return (a >= low) & (a <= high) & (b >= low) & (b <= high) ? clipped : sum;
+}
 
 // How the scores of the components are made: a template parameter, picked once per call in attention.h.
 enum class Scoring {
@@ -19,12 +44,17 @@ enum class Scoring {
     MAXIMUM,   // one product; the maximum over r of the biases is added to it (hard)
 };
 
+// Keys from first to last, exclusive.
+struct KeyRange {
+    int64_t first, last;
+};
+
 template <typename T>
 struct Tiles {
     const AttentionParams& p;
     const Scoring scoring;
     const int64_t M, L, S, F, E;  // components, queries, keys, features, value width
-    const int64_t heads;          // of all batch entries
+    const int64_t heads, query_heads;  // of all batch entries; query head h reads key head h / group
     const int64_t products;       // key matrices of a head: M, or 1 when shared
     const int64_t value_stride, feature_stride;  // widths rounded up to whole vectors
     const int64_t key_tiles, query_tiles;
@@ -37,16 +67,18 @@ struct Tiles {
     Buffer<T> key_bias_range;       // FACTORED: the largest range of key_bias over r
     Buffer<T> values;               // FORWARD: [KEYS][value_stride]
     Buffer<unsigned char> is_live;  // whether any key takes part
+    Buffer<unsigned char> is_large;  // FACTORED: whether any key_bias is large
 
     Tiles(const AttentionParams& params, Mode mode, Scoring scoring)
         : p(params), scoring(scoring), M(p.num_components), L(p.num_queries), S(p.num_keys), F(p.num_features),
-          E(p.value_width), heads(p.batch_size * p.num_heads), products(p.is_shared ? 1 : M), value_stride(padded(E)),
+          E(p.value_width), heads(p.batch_size * p.num_heads), query_heads(heads * p.group), products(p.is_shared ? 1 : M), value_stride(padded(E)),
           feature_stride(padded(F)), key_tiles(ceil_div(S, KEYS)), query_tiles(ceil_div(L, QUERIES)),
           keys_t(heads * key_tiles * products * F * KEYS), key_bias(heads * key_tiles * M * KEYS),
           base_bias(scoring == Scoring::FACTORED ? heads * key_tiles * KEYS : 1),
           key_factor(scoring == Scoring::FACTORED ? heads * key_tiles * M * KEYS : 1),
           key_bias_range(heads * key_tiles),
-          values(mode == Mode::FORWARD ? heads * key_tiles * KEYS * value_stride : 1), is_live(heads * key_tiles) {
+          values(mode == Mode::FORWARD ? heads * key_tiles * KEYS * value_stride : 1), is_live(heads * key_tiles),
+          is_large(heads * key_tiles) {
         for_all(heads * key_tiles, p.num_threads, [&](int64_t task) {
             const int64_t head = task / key_tiles, tile = task % key_tiles;
             pack_keys(head, tile);
@@ -59,6 +91,28 @@ struct Tiles {
     static int64_t padded(int64_t width) { return ceil_div(width, Simd<T>::W) * Simd<T>::W; }
     int64_t index(int64_t head, int64_t tile) const { return head * key_tiles + tile; }
     int64_t num_keys_of(int64_t tile) const { return min_of(KEYS, S - tile * KEYS); }
+    // What causality, window and segments leave to query i; neither end falls as i grows.
+    KeyRange keys_seen(int64_t query_head, int64_t i) const {
+        const int64_t position = i + S - L;
+        KeyRange range{p.left < 0 ? 0 : max_of<int64_t>(0, position - p.left),
+                       p.right < 0 ? S : min_of(S, position + p.right + 1)};
+        if (p.segments) {
+            const int64_t* segment = p.segments + query_head / (p.num_heads * p.group) * S + position;
+            range = {max_of(range.first, segment[0]), min_of(range.last, segment[p.batch_size * S])};
+        }
+        return range;
+    }
+    // The keys that a query of the tile sees.
+    KeyRange keys_of_tile(int64_t query_head, int64_t query_tile) const {
+        const int64_t first = query_tile * QUERIES, last = min_of(first + QUERIES, L) - 1;
+        return {keys_seen(query_head, first).first, keys_seen(query_head, last).last};
+    }
+    // Whether a query of one tile sees a key of the other.
+    bool is_seen(int64_t query_head, int64_t query_tile, int64_t tile) const {
+        if (!is_live[index(query_head / p.group, tile)]) return false;
+        const KeyRange range = keys_of_tile(query_head, query_tile);
+        return tile * KEYS < range.last && (tile + 1) * KEYS > range.first;
+    }
     const T* query_of(int64_t head) const { return static_cast<const T*>(p.query) + head * L * F; }
     const T* query_bias_of(int64_t head) const { return static_cast<const T*>(p.query_bias) + head * M * L; }
     const T* keys_of(int64_t head, int64_t r, int64_t tile) const {
@@ -78,7 +132,7 @@ struct Tiles {
         for (int64_t r = 0; r < M; ++r) {
             const T* from = static_cast<const T*>(p.key_bias) + (head * M + r) * S + tile * KEYS;
             for (int64_t j = 0; j < KEYS; ++j) {
-                const T x = j < count ? from[j] * T(LOG2_E) : NEG_INF<T>;
+                const T x = j < count ? in_base_2(from[j]) : NEG_INF<T>;
                 biases[r * KEYS + j] = x;
                 any = any || x != NEG_INF<T>;
             }
@@ -92,6 +146,7 @@ struct Tiles {
 
     void pack_factors(int64_t at, const T* biases) {
         T largest_range = 0;
+        is_large[at] = std::any_of(biases, biases + M * KEYS, is_large_number<T>);
         for (int64_t j = 0; j < KEYS; ++j) {
             T high = NEG_INF<T>, low = -NEG_INF<T>;
             for (int64_t r = 0; r < M; ++r) {
@@ -111,17 +166,20 @@ struct Tiles {
 // A tile of queries and their biases, less what all components have in common: it cancels in the softmax.
 template <typename T>
 struct QueryTile {
-    const int64_t head, first, count;
+    const int64_t head, tile, first, count;  // the head of queries
     const T* query;                          // [count][F]
     T query_bias[QUERIES * MAX_COMPONENTS];  // less the largest of the components or, if hard, the first; [count][M]
     T factor[QUERIES * MAX_COMPONENTS];      // FACTORED: u_ir = 2^query_bias_ir
     T bias_range = 0;                        // FACTORED: the largest range of query_bias over r
+    T common_bias[QUERIES];                  // what query_bias is less; 0 if SEPARATE
 
     QueryTile(const Tiles<T>& t, int64_t head, int64_t tile)
-        : head(head), first(tile * QUERIES), count(min_of(QUERIES, t.L - first)),
+        : head(head), tile(tile), first(tile * QUERIES), count(min_of(QUERIES, t.L - first)),
           query(t.query_of(head) + first * t.F) {
-        if (t.scoring != Scoring::SEPARATE)
-            for (int64_t i = 0; i < count; ++i) set_biases(t, i);
+        for (int64_t i = 0; i < count; ++i) {
+            common_bias[i] = 0;
+            if (t.scoring != Scoring::SEPARATE) set_biases(t, i);
+        }
     }
 
   private:
@@ -129,15 +187,16 @@ struct QueryTile {
         const T* bias = t.query_bias_of(head) + first + i;
         T high = NEG_INF<T>, low = -NEG_INF<T>;
         for (int64_t r = 0; r < t.M; ++r) {
-            const T x = bias[r * t.L] * T(LOG2_E);
+            const T x = in_base_2(bias[r * t.L]);
             high = max_of(high, x);
             low = min_of(low, x);
         }
         const bool is_removed = high == NEG_INF<T>;  // a prior has removed every component
         if (!is_removed) bias_range = max_of(bias_range, high - low);
-        const T common = t.p.is_hard ? bias[0] * T(LOG2_E) : high;
+        const T common = t.p.is_hard ? in_base_2(bias[0]) : high;
+        common_bias[i] = common;
         for (int64_t r = 0; r < t.M; ++r) {
-            const T x = is_removed ? NEG_INF<T> : bias[r * t.L] * T(LOG2_E) - common;
+            const T x = is_removed ? NEG_INF<T> : in_base_2(bias[r * t.L]) - common;
             query_bias[i * t.M + r] = x;
             if (t.scoring == Scoring::FACTORED) factor[i * t.M + r] = std::exp2(x);
         }
@@ -152,14 +211,45 @@ struct ScoreTile {
     const int64_t tile, at;  // the tile of keys: of its head, and of all heads
     const T* key_bias;       // [M][KEYS]
     const T* key_factor;     // FACTORED: [M][KEYS]
+    const bool is_factored;  // whether the sum over components is taken by the rank-M factor
 
     ScoreTile(const Tiles<T>& t, const QueryTile<T>& queries, int64_t tile)
-        : t(t), queries(queries), tile(tile), at(t.index(queries.head, tile)), key_bias(t.key_bias + at * t.M * KEYS),
-          key_factor(t.key_factor + (t.scoring == Scoring::FACTORED ? at * t.M * KEYS : 0)) {}
+        : t(t), queries(queries), tile(tile), at(t.index(queries.head / t.p.group, tile)),
+          key_bias(t.key_bias + at * t.M * KEYS),
+          key_factor(t.key_factor + (t.scoring == Scoring::FACTORED ? at * t.M * KEYS : 0)),
+          is_factored(t.scoring == Scoring::FACTORED && !is_skipped() && !may_vanish() && !has_large_mask()) {}
 
     // Whether no query sees a key.
-    bool is_skipped() const {
-        if (!t.is_live[at]) return true;
-        return t.p.is_causal && tile * KEYS > queries.first + queries.count - 1 + t.S - t.L;
+    bool is_skipped() const { return !t.is_seen(queries.head, queries.tile, tile); }
+
+    // The mask of the first query and key of the tile.
+    template <typename Element>
+    const Element* mask() const {
+        const int64_t* strides = t.p.mask_strides;
+        const int64_t heads = t.p.num_heads * t.p.group, b = queries.head / heads, h = queries.head % heads;
+        return static_cast<const Element*>(t.p.mask) + b * strides[0] + h * strides[1] + queries.first * strides[2] +
+               tile * KEYS * strides[3];
+    }
+
+  private:
+    // Whether the factors of queries and of keys may both underflow.
+    bool may_vanish() const {
+        return queries.bias_range > MAX_FACTOR_RANGE && t.key_bias_range[at] > MAX_FACTOR_RANGE;
+    }
+
+    // Whether a key bias or a mask has numbers beside which scores vanish: the factor, which multiplies, would not.
+    bool has_large_mask() const {
+        if (t.is_large[at]) return true;
+        if (!t.p.mask || t.p.mask_is_bool) return false;
+        const int64_t count = t.num_keys_of(tile), key_stride = t.p.mask_strides[3];
+        int large = 0;
+        for (int64_t i = 0; i < queries.count; ++i) {
+            const T* from = mask<T>() + i * t.p.mask_strides[2];
+            if (key_stride == 1)  // which the compiler makes vectors of
+                for (int64_t j = 0; j < count; ++j) large |= is_large_number(from[j]);
+            else
+                for (int64_t j = 0; j < count; ++j) large |= is_large_number(from[j * key_stride]);
+        }
+        return large;
     }
 };

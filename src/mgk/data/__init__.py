@@ -28,17 +28,4 @@ if TYPE_CHECKING:
     from mgk.data.vocabularies import Vocabulary as Vocabulary
     from mgk.data.vocabularies import vocabulary as vocabulary
 
-__all__, __getattr__, __dir__ = lazy_exports(
-    __name__,
-    {
-        "mgk.data.batches": ["Collator", "EpochBatches", "StepBatches"],
-        "mgk.data.datasets": ["ImageDataset", "SequenceDataset", "load", "load_tokens"],
-        "mgk.data.errors": ["DataError", "UsageError"],
-        "mgk.data.language": ["SegmentDataset", "sliding_window_loss"],
-        "mgk.data.manifest": ["data_folder"],
-        "mgk.data.preparation": ["prepare", "prepared"],
-        "mgk.data.task_registry": ["TASKS", "Task"],
-        "mgk.data.tokenizers": ["byte_tokenizer", "listops_tokenizer", "tokenizer_for", "word_tokenizer"],
-        "mgk.data.vocabularies": ["Vocabulary", "vocabulary"],
-    },
-)
+__all__, __getattr__, __dir__ = lazy_exports(__name__, __file__)

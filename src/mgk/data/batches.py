@@ -24,13 +24,23 @@ _Indices = NDArray[np.int64]
 class Collator:
     """Pads a batch to its longest row; ``attention_mask`` (B, L) marks tokens.
 
-    Without ``pad_id``, for images and causal running text, there is no mask.
+    Without ``pad_id``, for images and causal running text, there is no mask. With ``packing`` the
+    sequences stand one after another in one row, without padding; ``seq_idx`` (1, tokens) numbers them.
     """
 
     pad_id: int | None = None
+    packing: bool = False
 
     def __call__(self, examples: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
-        """The batch: sequences are padded on the right, the rest is stacked."""
+        """The batch: sequences are padded on the right, or packed, and the rest is stacked."""
+        if self.packing:
+            rows = [example["input_ids"] for example in examples]
+            lengths = torch.tensor([len(row) for row in rows])
+            return {
+                "input_ids": torch.cat(rows).unsqueeze(0),
+                "seq_idx": torch.arange(len(rows)).repeat_interleave(lengths).unsqueeze(0),
+                "labels": torch.stack([example["labels"] for example in examples]),
+            }
         batch = {}
         for name in examples[0]:
             rows = [example[name] for example in examples]
@@ -68,7 +78,9 @@ class _Batches(Sampler[list[int]]):
         if self.batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {self.batch_size}")
         if not 0 <= self._rank < self._world_size:
-            raise ValueError(f"rank must be from 0 to world_size - 1 = {self._world_size - 1}, got {self._rank}")
+            raise ValueError(
+                f"rank must be from 0 to world_size - 1 = {self._world_size - 1}, got {self._rank}"
+            )
         if self._lengths is not None and len(self._lengths) != self.num_examples:
             raise ValueError(
                 f"lengths must have one for each of {self.num_examples} examples, got {len(self._lengths)}"

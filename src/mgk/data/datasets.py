@@ -85,7 +85,12 @@ class ImageDataset(_LabelledDataset):
 
 
 def load(
-    name: str, split: str, *, folder: Path | str | None = None, max_length: int | None = None, colour: bool = False
+    name: str,
+    split: str,
+    *,
+    folder: Path | str | None = None,
+    max_length: int | None = None,
+    colour: bool = False,
 ) -> SequenceDataset | ImageDataset | SegmentDataset:
     """A split of a prepared task; ``synthetic-...`` is generated if absent.
 

@@ -66,7 +66,7 @@ def _read_cifar(source: Source) -> tuple[_Batch, _Batch]:
     pattern = r"(data_batch_[1-5]|test_batch)(\.bin)?"
     for name, file in source.parts(pattern, (*_TRAIN_BATCHES, "test_batch")):
         read = _binary_batch if file.match[2] else read_batch
-        pixels, labels = read(file.read(), file.where)
+        pixels, labels = read(file.content(), file.where)
         images = pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
         batches[name] = images, labels
     train = [batches[name] for name in _TRAIN_BATCHES]
@@ -98,7 +98,7 @@ def _read_idx(source: Source) -> tuple[_Batch, _Batch]:
 
 def _idx_array(file: SourceFile) -> _Bytes:
     """Big-endian numbers: a magic one and the sizes; then the bytes."""
-    data, where, kind = file.read(), file.where, file.match[2]
+    data, where, kind = file.content(), file.where, file.match[2]
     magic, dimensions = (0x803, 3) if kind == "images" else (0x801, 1)
     start = 4 + 4 * dimensions
     header = np.frombuffer(data[:start], ">u4").tolist() if len(data) >= start else [0]

@@ -29,7 +29,9 @@ class SplitSummary:
     first: list[str]  # readable
 
 
-def inspect(name: str, *, folder: Path | str | None = None, first: int = 3) -> tuple[Manifest, list[SplitSummary]]:
+def inspect(
+    name: str, *, folder: Path | str | None = None, first: int = 3
+) -> tuple[Manifest, list[SplitSummary]]:
     """The manifest of a prepared set, and a summary of each split."""
     place, manifest = prepared(name, folder)
     task = find_task(name)

@@ -87,7 +87,37 @@ def sliding_window_loss(
 ) -> tuple[float, int]:
     """The summed negative log-likelihood of all tokens but the first, and their number.
 
-    Perplexity: exp(sum / count). Windows begin every ``stride`` tokens; each
+    Perplexity: exp(sum / count). See :func:`block_losses`.
+    """
+    ((sum_, count),) = block_losses(
+        loss,
+        tokens,
+        blocks=1,
+        window=window,
+        stride=stride,
+        batch_size=batch_size,
+        rank=rank,
+        world_size=world_size,
+        on_step=on_step,
+    ).tolist()
+    return sum_, int(count)
+
+
+def block_losses(
+    loss: Callable[[Tensor, Tensor], Tensor],
+    tokens: Tokens,
+    *,
+    blocks: int,
+    window: int = 256,
+    stride: int = 1,
+    batch_size: int = 64,
+    rank: int = 0,
+    world_size: int = 1,
+    on_step: Callable[[int, int], None] = lambda done, total: None,
+) -> Tensor:
+    """Summed negative log-likelihood and number of tokens of each of ``blocks`` parts of the text, float64 (blocks, 2).
+
+    A block is a run of windows, one ``blocks``-th of them. Windows begin every ``stride`` tokens; each
     predicts what no window before it has. A stride of 1 is the paper's: every
     token after the first window sees exactly ``window`` tokens.
 
@@ -103,13 +133,13 @@ def sliding_window_loss(
         raise UsageError(f"the stride must be from 1 to the window's {window} tokens, got {stride}")
     window = min(window, len(tokens) - 1)
     total = 1 + math.ceil((len(tokens) - 1 - window) / stride)
-    sum_, count = 0.0, 0
+    found = torch.zeros(blocks, 2, dtype=torch.float64)
     for first in range(rank * batch_size, total, world_size * batch_size):
         number = min(batch_size, total - first)
         inputs, targets = windows(tokens, window, first, number, stride=stride)
         losses = loss(inputs, targets).detach().to("cpu", torch.float64)
         counts = targets != IGNORE
-        sum_ += float(losses[counts].sum())
-        count += int(counts.sum())
+        by_window = torch.stack([losses.masked_fill(~counts, 0.0).sum(1), counts.sum(1).double()], 1)
+        found.index_add_(0, torch.arange(first, first + number) * blocks // total, by_window)
         on_step(min(first + world_size * batch_size, total), total)
-    return sum_, count
+    return found

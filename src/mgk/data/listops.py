@@ -8,7 +8,7 @@ twice. MED is the median rounded down, SM the sum mod 10.
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
@@ -94,7 +94,9 @@ def generate(options: Mapping[str, Any], workers: int, on_step: OnStep) -> Itera
                 return
             without_news = 0 if len(seen) > before else without_news + 1
             if without_news == _BLOCKS_WITHOUT_NEWS:
-                raise UsageError(f"only {len(seen)} of {total} expressions found within {shape}: widen the limits")
+                raise UsageError(
+                    f"only {len(seen)} of {total} expressions found within {shape}: widen the limits"
+                )
 
 
 def generate_block(seed: int, shape: Shape, number: int) -> Block:
@@ -166,7 +168,9 @@ def _measure(levels: list[_Level]) -> tuple[list[_Int], NDArray[np.uint8]]:
     return sizes, child_values
 
 
-def _apply(operator: NDArray[np.int8], arguments: NDArray[np.uint8], starts: _Int, counts: _Int) -> NDArray[np.uint8]:
+def _apply(
+    operator: NDArray[np.int8], arguments: NDArray[np.uint8], starts: _Int, counts: _Int
+) -> NDArray[np.uint8]:
     run = np.repeat(np.arange(len(starts)), counts)
     ordered = np.sort(run * 10 + arguments) % 10  # every run in itself
     low, high = ordered[starts + (counts - 1) // 2], ordered[starts + counts // 2]
@@ -216,9 +220,46 @@ def _parsed(split: str, expression: bytes, value: bytes, where: str) -> Example:
         fail(where, f"{error.args[0]!r} is not a token of ListOps")
     if not tokens:
         fail(where, "the expression is empty")
-    if len(value) != 1 or not value.isdigit():
-        fail(where, f"the value must be a digit, got {value!r}")
-    return Example(split, (tokens,), int(value))
+    if expression.count(b"(") != expression.count(b")"):
+        fail(where, "the parentheses of the expression are not balanced")
+    try:
+        found = value_of(tokens)
+    except ValueError as error:
+        fail(where, str(error))
+    if value != b"%d" % found:
+        fail(where, f"the value of the expression is {found}, not {value[:20].decode('utf-8', 'replace')!r}")
+    return Example(split, (tokens,), found)
+
+
+def value_of(tokens: bytes) -> int:
+    """The value of an expression; ``ValueError`` where it is not well-formed."""
+    lists: list[list[int]] = [[]]  # the arguments of the operators that are open, the innermost last
+    operators: list[int] = []
+    for token in tokens:
+        if token < _OPERATOR:
+            lists[-1].append(token - _DIGIT)
+        elif token < _END:
+            operators.append(token - _OPERATOR)
+            lists.append([])
+        elif not operators or not lists[-1]:
+            what = "an operator has no arguments" if operators else "a bracket is closed that was not opened"
+            raise ValueError(f"the expression is not well-formed: {what}")
+        else:
+            arguments = lists.pop()
+            lists[-1].append(_VALUES[operators.pop()](arguments))
+    if operators:
+        raise ValueError(f"the expression is not well-formed: {len(operators)} brackets are not closed")
+    if len(lists[0]) != 1:
+        raise ValueError(f"one expression is wanted, got {len(lists[0])}")
+    return lists[0][0]
+
+
+def _median(values: list[int]) -> int:
+    ordered, half = sorted(values), len(values) // 2
+    return ordered[half] if len(values) % 2 else (ordered[half - 1] + ordered[half]) // 2
+
+
+_VALUES: tuple[Callable[[list[int]], int], ...] = (min, max, _median, lambda values: sum(values) % 10)
 
 
 def official_source(tokens: bytes) -> str:

@@ -1,31 +1,22 @@
 """A prepared set on disk and its verification. Imports neither torch nor NumPy.
 
 ``FOLDER/TASK/manifest.json`` names the subfolder of the files: replacing it
-replaces the set, so at every moment there is the old one or the new one.
+replaces the set, so at every moment there is the old one or the new one. It is
+sealed, and holds the SHA-256 of every file.
 """
 
-import json
 import os
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from mgk._util.files import file_hash
+from mgk._util.files import FileSpec, read_json, read_sealed, wrong_files
 from mgk.data.errors import UsageError, fail
 from mgk.data.sources import Record
 
-FORMAT = 2
+FORMAT = 3
 MANIFEST = "manifest.json"
 SOURCES = "sources.json"
-
-
-@dataclass(frozen=True)
-class FileSpec:
-    """Size and hash of a file."""
-
-    bytes: int
-    sha256: str
 
 
 @dataclass(frozen=True)
@@ -89,10 +80,13 @@ def read_manifest(folder: Path) -> Manifest | None:
     """The manifest of the set in this folder; None where there is none."""
     path = folder / MANIFEST
     try:
-        data = json.loads(path.read_bytes())
+        data = read_json(path)
         if not isinstance(data, dict) or data.get("format") != FORMAT:
-            fail(str(path), f"this is not a manifest of format {FORMAT}; prepare the set anew with this version of mgk")
-        return Manifest.from_json(data)
+            fail(
+                str(path),
+                f"this is not a manifest of format {FORMAT}; prepare the set anew with this version of mgk",
+            )
+        return Manifest.from_json(read_sealed(path))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -103,33 +97,14 @@ def read_record(folder: Path, manifest: Manifest) -> Record:
     """The source files that the set was made from."""
     path = folder / manifest.build / SOURCES
     try:
-        return Record.from_json(json.loads(path.read_bytes()))
+        return Record.from_json(read_json(path))
     except (OSError, ValueError, TypeError, KeyError) as error:
         fail(str(path), f"cannot be read ({error})")
 
 
-def verify(folder: Path, manifest: Manifest, *, thorough: bool) -> list[str]:
-    """A sentence for every file that is missing or differs from the manifest.
-
-    If not ``thorough``, only files newer than the manifest are hashed. If all
-    hashes are right, as after a copy, the manifest gets a new time.
-    """
-    finished = (folder / MANIFEST).stat().st_mtime_ns
-    errors, is_hashed = [], False
-    for name, spec in manifest.files.items():
-        path = folder / manifest.build / name
-        try:
-            status = path.stat()
-        except OSError:
-            errors.append(f"{path}: this file of the prepared set is missing")
-            continue
-        if status.st_size != spec.bytes:
-            errors.append(f"{path}: {status.st_size} bytes instead of {spec.bytes}")
-        elif thorough or status.st_mtime_ns > finished:
-            is_hashed = True
-            if file_hash(path) != spec.sha256:
-                errors.append(f"{path}: the content is not what was prepared (its SHA-256 differs)")
-    if is_hashed and not errors:
-        with suppress(OSError):  # a read-only folder
-            os.utime(folder / MANIFEST)
-    return errors
+def verify(folder: Path, manifest: Manifest) -> list[str]:
+    """A sentence for every file that is missing or is not what the manifest says."""
+    return [
+        f"{folder / manifest.build / name}: this file of the prepared set {wrong}"
+        for name, wrong in wrong_files(folder / manifest.build, manifest.files)
+    ]

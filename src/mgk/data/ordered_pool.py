@@ -9,6 +9,8 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from itertools import count
 from typing import TypeVar
 
+from mgk._util.signals import starting_processes
+
 Piece = TypeVar("Piece")
 
 
@@ -25,7 +27,9 @@ def in_order(work: Callable[[int], Piece], workers: int) -> Generator[Piece]:
     pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_end_with_the_parent)
     waiting: deque[Future[Piece]] = deque()
     try:
-        for number in count():
+        with starting_processes():  # starts the processes, which then leave signals to this one
+            waiting.append(pool.submit(work, 0))
+        for number in count(1):
             waiting.append(pool.submit(work, number))
             if len(waiting) > 2 * workers:
                 yield waiting.popleft().result()

@@ -268,8 +268,8 @@ def _read(source: Source, options: Mapping[str, Any]) -> Iterator[tuple[str, _By
     content = r"(?:metadata/\d+\.npy|(imgs/\d+/\w+\.png))"
     for file in source.files(rf"(?:pathfinder32/|^){folder}/{content}"):
         if file.match[1] is None:
-            labels.update(_metadata(file.read(), file.where))
-        elif data := file.read():
+            labels.update(_metadata(file.content(), file.where))
+        elif data := file.content():
             images[file.match[1]] = read_png(data, file.where)
         else:
             is_empty.add(file.match[1])  # LRA leaves it out too

@@ -54,12 +54,16 @@ def prepare(
     """Make the set of a task ready in ``out``/``name``.
 
     ``source`` is a folder or archive with the official files; without it the set is
-    generated. ``out`` is by default the data folder. The result does not depend on
-    ``workers``; ``on_step`` gets how many steps of how many are done.
+    generated, or made from the source that the task has by default. ``out`` is by default
+    the data folder. The result does not depend on ``workers``; ``on_step`` gets how many
+    steps of how many are done.
     """
     task = find_task(name)
     if source is not None and task.is_synthetic:
         raise UsageError(f"{name} is generated and takes no source")
+    module = import_module(f"mgk.data.{task.module}")
+    if source is None and hasattr(module, "default_source"):
+        source = module.default_source()
     chosen = checked_options(task, source is not None, options or {})
     files = Source(Path(source), on_step) if source is not None else None
     folder = set_folder(name, out)
@@ -68,7 +72,6 @@ def prepare(
         return Prepared(folder, manifest, False, [])
     if files is None and not task.is_generated:
         raise UsageError("; ".join([*reasons, f"{name} is not prepared: {task.how_to_get()}"]))
-    module = import_module(f"mgk.data.{task.module}")
     with writing(folder, name, chosen, synthetic=task.is_synthetic) as writer:
         try:
             module.prepare(writer, Job(task, files, chosen, workers, on_step))
@@ -95,12 +98,14 @@ def prepared(name: str, folder: Path | str | None = None) -> tuple[Path, Manifes
         manifest = prepare(name, out=folder).manifest
     if manifest is None:
         raise DataError(f"{name} is not prepared in {str(place.parent)!r}: {task.how_to_get()}")
-    if errors := verify(place, manifest, thorough=False):
+    if errors := verify(place, manifest):
         raise DataError(f"{errors[0]}; prepare {name} anew")
     return place, manifest
 
 
-def present(name: str, *, out: Path | str | None = None, options: Mapping[str, Any] | None = None) -> Prepared | None:
+def present(
+    name: str, *, out: Path | str | None = None, options: Mapping[str, Any] | None = None
+) -> Prepared | None:
     """The set, if it was prepared from files with these options and is whole."""
     task = find_task(name)
     folder = set_folder(name, out)
@@ -135,7 +140,7 @@ def _state(
         manifest = read_manifest(folder)
         if manifest is None:
             return None, []
-        reasons = verify(folder, manifest, thorough=False)
+        reasons = verify(folder, manifest)
         was_read = bool(manifest.sources["files"])
         is_other_kind = task.is_generated and was_read != (files is not None)
         if not reasons and (manifest.options != options or is_other_kind):

@@ -15,6 +15,7 @@ import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
@@ -22,6 +23,12 @@ from mgk._util.files import file_hash
 from mgk.data.errors import DataError, UsageError, check_text, fail
 
 _CHUNK = 1 << 22
+# No data set has longer lines or larger members, and none is compressed so well once it has some size.
+_MAX_LINE = 1 << 24
+_MAX_FILE = 1 << 28
+_MAX_EXPANSION = 200
+_SMALL = 1 << 26
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _ARCHIVES = {".tar.gz": "gz", ".tgz": "gz", ".tar.xz": "xz", ".txz": "xz", ".zip": "zip"}
 _CORRUPT_ARCHIVE = (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile)
 _CORRUPTION = (EOFError, zlib.error, lzma.LZMAError, *_CORRUPT_ARCHIVE)
@@ -68,14 +75,38 @@ class Record:
         yield from (f"{path}: this source file is new" for path in present)
 
 
+class _Expanded:
+    """A decompressed stream; a ``DataError`` when it grows beyond all proportion to what is compressed."""
+
+    def __init__(self, stream: Any, where: str, compressed: Callable[[], int]) -> None:
+        self._stream, self._where, self._compressed, self._size = stream, where, compressed, 0
+
+    def read(self, size: int = -1) -> bytes:
+        data: bytes = self._stream.read(size)
+        self._size += len(data)
+        if self._size > max(_SMALL, _MAX_EXPANSION * self._compressed()):
+            fail(
+                self._where,
+                f"it expands more than {_MAX_EXPANSION} times: this is not the archive of a data set",
+            )
+        return data
+
+
 class SourceFile:
     """One file; reading raises a ``DataError`` with the place ``where``."""
 
     def __init__(
-        self, where: str, match: re.Match[str], stream: IO[bytes], raw: IO[bytes], on_read: Callable[[int], None]
+        self,
+        where: str,
+        match: re.Match[str],
+        stream: Any,
+        raw: IO[bytes],
+        on_read: Callable[[int], None],
     ) -> None:
         self.name, self.where, self.match = match.string, where, match
-        self._stream: Any = gzip.GzipFile(fileobj=stream) if self.name.endswith(".gz") else stream
+        self._stream = stream
+        if self.name.endswith(".gz"):
+            self._stream = _Expanded(gzip.GzipFile(fileobj=stream), where, raw.tell)
         self._raw, self._on_read, self._hash = raw, on_read, hashlib.sha256()
 
     @property
@@ -83,8 +114,8 @@ class SourceFile:
         """Of what was read so far."""
         return self._hash.hexdigest()
 
-    def read(self, size: int = -1) -> bytes:
-        """The next ``size`` bytes, fewer at the end, or all that are left."""
+    def read(self, size: int) -> bytes:
+        """The next ``size`` bytes, fewer at the end."""
         try:
             data: bytes = self._stream.read(size)
         except _CORRUPTION as error:
@@ -101,10 +132,22 @@ class SourceFile:
         while chunk := self.read(_CHUNK):
             yield chunk
 
+    def content(self) -> bytes:
+        """All of a file of some megabytes at most."""
+        data = b"".join(islice(self.chunks(), _MAX_FILE // _CHUNK))
+        if self.read(1):
+            fail(self.where, f"the file is larger than {_MAX_FILE >> 20} MiB")
+        return data
+
+    def text_chunks(self) -> Iterator[bytes]:
+        """All that is left, in pieces of some megabytes, without a byte-order mark."""
+        for number, chunk in enumerate(self.chunks()):
+            yield chunk if number else chunk.removeprefix(BYTE_ORDER_MARK)
+
     def lines(self) -> Iterator[tuple[bytes, str]]:
         """Each line without its end, and its place; an empty file is an error."""
         number = 0
-        for piece in line_pieces(self.chunks()):
+        for piece in line_pieces(self.text_chunks(), self.where):
             for line in piece.split(b"\n")[:-1]:
                 number += 1
                 yield line.rstrip(b"\r"), f"{self.where}, line {number}"
@@ -114,7 +157,7 @@ class SourceFile:
     def text_pieces(self) -> Iterator[bytes]:
         """UTF-8 in pieces of whole lines; an empty file is an error."""
         offset = 0
-        for piece in line_pieces(self.chunks()):
+        for piece in line_pieces(self.text_chunks(), self.where):
             check_text(piece, self.where, offset)
             offset += len(piece)
             yield piece
@@ -199,7 +242,7 @@ class Source:
         count = partial(self._count, 0, status.st_size)
         with self.path.open("rb") as raw:
             try:
-                members = _zip_members(raw) if kind == "zip" else _tar_members(raw, kind)
+                members = (_zip_members if kind == "zip" else _tar_members)(raw, kind, str(self.path))
                 for name, stream in members:
                     match = wanted.fullmatch(name)
                     is_inside = not name.startswith("/") and ".." not in name.split("/")
@@ -214,15 +257,19 @@ class Source:
             self._on_step(self._shown, total)
 
 
-def line_pieces(chunks: Iterable[bytes]) -> Iterator[bytes]:
+def line_pieces(chunks: Iterable[bytes], where: str) -> Iterator[bytes]:
     """The same text cut after line ends; a last line without an end gets one."""
-    rest = b""
+    rest: list[bytes] = []  # of a line whose end is to come
     for chunk in chunks:
-        head, end, rest = (rest + chunk).rpartition(b"\n")
+        head, end, tail = chunk.rpartition(b"\n")
         if end:
-            yield head + end
-    if rest:
-        yield rest + b"\n"
+            yield b"".join([*rest, head, end])
+            rest = []
+        rest.append(tail)
+        if sum(map(len, rest)) > _MAX_LINE:
+            fail(where, f"a line is longer than {_MAX_LINE >> 20} MiB")
+    if any(rest):
+        yield b"".join([*rest, b"\n"])
 
 
 def source_files(root: Path, patterns: Iterable[str]) -> Iterator[Path]:
@@ -262,8 +309,9 @@ def _archive_kind(path: Path) -> str | None:
         return None
 
 
-def _tar_members(raw: IO[bytes], kind: str) -> Iterator[tuple[str, IO[bytes]]]:
-    layer: Any = gzip.GzipFile(fileobj=raw) if kind == "gz" else lzma.LZMAFile(raw)  # noqa: SIM115
+def _tar_members(raw: IO[bytes], kind: str, where: str) -> Iterator[tuple[str, Any]]:
+    stream: Any = gzip.GzipFile(fileobj=raw) if kind == "gz" else lzma.LZMAFile(raw)  # noqa: SIM115
+    layer: Any = _Expanded(stream, where, raw.tell)
     # "r|": a step back would decompress everything anew.
     with tarfile.open(fileobj=layer, mode="r|") as archive:
         for member in archive:
@@ -274,9 +322,10 @@ def _tar_members(raw: IO[bytes], kind: str) -> Iterator[tuple[str, IO[bytes]]]:
         pass
 
 
-def _zip_members(raw: IO[bytes]) -> Iterator[tuple[str, IO[bytes]]]:
+def _zip_members(raw: IO[bytes], kind: str, where: str) -> Iterator[tuple[str, Any]]:
     with zipfile.ZipFile(raw) as archive:
         for member in archive.infolist():
             if not member.is_dir():
+                size, place = member.compress_size, f"{where}, member {member.filename}"
                 with archive.open(member) as content:
-                    yield member.filename, content
+                    yield member.filename, _Expanded(content, place, partial(int, size))

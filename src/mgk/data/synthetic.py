@@ -36,7 +36,7 @@ def prepare(writer: SetWriter, job: Job) -> None:
         _write_images(writer, seed, 32 if name == "image" else 28)
     elif job.task.kind == "language":
         texts = ((split, _text(seed, part, 4 * count)) for part, split, count in _SPLITS)
-        write_text(writer, "byte" if name == "plain" else "word", texts)
+        write_text(writer, "byte" if name in ("plain", "bytes") else "word", texts)
     else:
         writer.facts.update(BYTES)
         make = _pair if job.task.kind == "pair" else _review

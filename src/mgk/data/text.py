@@ -9,7 +9,7 @@ from typing import Any
 from mgk.data.errors import UsageError, check_text, fail
 from mgk.data.preparation import Job
 from mgk.data.random_bits import permutation
-from mgk.data.sources import Source
+from mgk.data.sources import BYTE_ORDER_MARK, Source
 from mgk.data.writer import Example, SetWriter
 
 # Token id = byte + 1; 0 pads.
@@ -38,7 +38,7 @@ def _read(source: Source) -> dict[_Key, bytes]:
         lowest, highest = (7, 10) if label else (1, 4)
         if not lowest <= int(rating) <= highest:
             fail(file.where, f"a rating of {rating} is out of range for a review in {sign!r}")
-        data = file.read()
+        data = file.content().removeprefix(BYTE_ORDER_MARK)
         check_text(data, file.where)
         if not data:
             fail(file.where, "the review is empty")

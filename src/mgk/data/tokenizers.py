@@ -25,11 +25,14 @@ PAD = "<pad>"
 _SPACES = r" \t\n\r\x0b\x0c"
 
 
-def byte_tokenizer(*, shift: int = BYTES["shift"], model_max_length: int | None = None) -> PreTrainedTokenizerFast:
+def byte_tokenizer(
+    *, shift: int = BYTES["shift"], model_max_length: int | None = None
+) -> PreTrainedTokenizerFast:
     """Bytes of UTF-8: id = byte + ``shift``; any text comes back exactly.
 
     Args:
-        shift: 1 leaves the id 0 to ``<pad>``, as in LRA; 0 for language models.
+        shift: 1 leaves the id 0 to ``<pad>``, as in LRA; 0 for language models, for which the
+            byte 0 ends a text and pads a batch.
         model_max_length: Where ``truncation=True`` cuts; None: no limit.
     """
     if shift not in (0, 1):
@@ -40,8 +43,9 @@ def byte_tokenizer(*, shift: int = BYTES["shift"], model_max_length: int | None 
     tokenizer = Tokenizer(algorithms.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    padding = {"pad_token": PAD} if shift else {"padding_side": "left"}
-    return _fast(tokenizer, model_max_length, **padding)
+    end = bytes_to_unicode()[0]
+    special = {"eos_token": end, "pad_token": end, "padding_side": "left"}
+    return _fast(tokenizer, model_max_length, **({"pad_token": PAD} if shift else special))
 
 
 def listops_tokenizer(*, model_max_length: int | None = None) -> PreTrainedTokenizerFast:
@@ -52,7 +56,9 @@ def listops_tokenizer(*, model_max_length: int | None = None) -> PreTrainedToken
     return _fast(tokenizer, model_max_length, pad_token=PAD)
 
 
-def word_tokenizer(vocabulary: Sequence[str], *, model_max_length: int | None = None) -> PreTrainedTokenizerFast:
+def word_tokenizer(
+    vocabulary: Sequence[str], *, model_max_length: int | None = None
+) -> PreTrainedTokenizerFast:
     """Words between spaces: id = index in ``vocabulary``; a line end is ``<eos>``.
 
     Other words are ``<unk>``. Batches are padded on the left with ``<eos>``.

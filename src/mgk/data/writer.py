@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mgk import __version__
-from mgk._util.files import sync, umask, write_json
+from mgk._util.files import FileSpec, sync, umask, write_sealed
 from mgk.data.errors import DataError
-from mgk.data.manifest import MANIFEST, SOURCES, ArraySpec, FileSpec, Manifest, read_manifest
+from mgk.data.manifest import MANIFEST, SOURCES, ArraySpec, Manifest, read_manifest
 from mgk.data.sources import Record
 
 _UNFINISHED = ".unfinished-"
@@ -161,7 +161,7 @@ def _publish(writer: SetWriter, folder: Path, **fields: Any) -> None:
         files=files,
     )
     _place(writer.folder, folder / build, files)
-    write_json(folder / MANIFEST, manifest.to_json())
+    write_sealed(folder / MANIFEST, manifest.to_json())
     if old is not None and old != build:
         shutil.rmtree(folder / old, ignore_errors=True)
 

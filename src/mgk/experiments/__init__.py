@@ -1,1 +1,4 @@
-"""Comparisons of trained models: several runs under one budget, their statistics, and the page that shows them."""
+"""Trained models under one budget, their statistics, and pages that show them.
+
+Only ``reproduce.collect`` imports torch before a model is trained or analyzed.
+"""

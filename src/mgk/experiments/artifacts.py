@@ -1,4 +1,4 @@
-"""Tables, figures and verdicts of a folder of results, made when they are asked for. Does not import torch."""
+"""Tables, figures and verdicts of a folder of results, made when they are asked for."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from pathlib import Path
 from mgk._util.files import write_file
 from mgk._util.json_codec import compact_json
 from mgk.experiments.evidence.claims import verdicts_json
-from mgk.experiments.evidence.effects import ExperimentResults
+from mgk.experiments.evidence.effects import PresetResults
 from mgk.experiments.render.bench_tables import BENCH, Bench, read_bench
 from mgk.experiments.render.figures import Figure, make_figure
 from mgk.experiments.render.tables import Table, make_table, markdown
@@ -27,7 +27,7 @@ class Outputs:
         others: results of no experiment, of a folder of runs.
     """
 
-    results: ExperimentResults
+    results: PresetResults
     records: tuple[TrialResult, ...] = ()
     others: tuple[TrialResult, ...] = ()
     folder: Path | None = None
@@ -35,14 +35,14 @@ class Outputs:
     @cached_property
     def tables(self) -> dict[str, Table]:
         """By experiment, those that something was measured for."""
-        made = {item.id: make_table(item, self.results) for item in EXPERIMENTS.values() if item.kind == "table"}
-        return {name: table for name, table in made.items() if table is not None}
+        made = (make_table(item, self.results) for item in EXPERIMENTS.values() if item.kind == "table")
+        return {table.id: table for table in made if table is not None}
 
     @cached_property
     def figures(self) -> dict[str, Figure]:
         """By experiment, those that something was measured for, or that are computed by formula."""
-        made = {item.id: make_figure(item, self.results) for item in EXPERIMENTS.values() if item.kind != "table"}
-        return {name: figure for name, figure in made.items() if figure is not None}
+        made = (make_figure(item, self.results) for item in EXPERIMENTS.values() if item.kind != "table")
+        return {figure.id: figure for figure in made if figure is not None}
 
     @cached_property
     def bench(self) -> Bench:
@@ -66,7 +66,7 @@ def gather(store: ResultStore, preset: str, *, records: Sequence[TrialResult] | 
         if (result.trial.model, result.trial.task) in known and (records is None or _has_own_recipe(result))
     ]
     others = tuple(result for result in found if result not in mine)
-    results = ExperimentResults(preset, mine, store.analyses(preset))
+    results = PresetResults(preset, mine, store.analyses(preset))
     return Outputs(results, tuple(mine), others, store.folder)
 
 
@@ -98,4 +98,5 @@ def write_verdicts(outputs: Outputs, store: ResultStore) -> None:
 
 def _has_own_recipe(result: TrialResult) -> bool:
     trial = result.trial
-    return not changes(make_trial(trial.preset, trial.task, trial.model, trial.seed).recipe, result.recipe)
+    own = make_trial(trial.preset, trial.task, trial.model, trial.seed)
+    return not changes(own.recipe, result.recipe)

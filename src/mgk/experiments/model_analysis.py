@@ -5,9 +5,10 @@ run. Does not import torch until a model is analyzed.
 """
 
 import base64
+import time
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -21,23 +22,27 @@ from mgk.experiments.trials import Trial
 
 if TYPE_CHECKING:
     from torch.utils.data import ConcatDataset, Dataset
+    from transformers import PreTrainedModel
 
     from mgk.training.tasks import Batch, TaskData
 
-# Pixels of a map's side: enough to see its pattern. Where a model has many maps, a page shows them small.
+# Pixels of a map's side: enough to see its pattern. Where a model has many
+# maps, a page shows them small.
 _SIDE, _SMALL_SIDE, _MANY_MAPS = 96, 48, 24
 # Of a comparison, whose page has few maps.
 COMPARISON_SIDE = 160
 # Examples over which head similarity and the use of components are averaged.
 _EXAMPLES = 32
 _MAX_TEXT = 400
+# Of what language models write in a comparison.
+_PROMPT_TOKENS, _WRITING_ROUNDS = 16, 3
 
 OnStep = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerRanks:
-    """Of the sampled attention matrices of a layer: ranks, effective ranks, and N, which no rank exceeds."""
+    """Of sampled attention matrices: ranks, effective ranks, and N, which no rank exceeds."""
 
     ranks: tuple[int, ...]
     effective: tuple[float, ...]
@@ -46,7 +51,7 @@ class LayerRanks:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerUsage:
-    """The components of a layer, as in :class:`mgk.analysis.mixture_usage.MixtureUsage`; lists over heads."""
+    """As in :class:`mgk.analysis.mixture_usage.MixtureUsage`; lists over heads."""
 
     prior: list[list[float]]
     share: list[list[float]]
@@ -57,7 +62,10 @@ class LayerUsage:
 def _pack_map(weights: Map) -> dict[str, Any]:
     largest = float(weights.max()) or 1.0
     levels = np.rint(weights / largest * 255).astype(np.uint8)
-    return {"max": float(f"{largest:.5g}"), "levels": base64.b64encode(zlib.compress(levels.tobytes(), 9)).decode()}
+    return {
+        "max": float(f"{largest:.5g}"),
+        "levels": base64.b64encode(zlib.compress(levels.tobytes(), 9)).decode(),
+    }
 
 
 def _unpack_map(data: Mapping[str, Any], side: int) -> Map:
@@ -82,11 +90,12 @@ class ModelAnalysis:
     Attributes:
         tokens: of the example that the maps are of.
         maps: averaged down; stored in steps of 1/255 of each map's largest weight.
-        head_similarity: mean similarity of two heads of a layer, for each of some examples; empty for one head.
+        head_similarity: mean over pairs of heads of a layer, by example; empty
+            for one head.
         usage: of the components of a mixture, a layer each.
     """
 
-    format: Literal[1] = 1
+    format: Literal[1, 2] = 2
     trial: Trial
     tokens: int
     maps: Annotated[AttentionMaps, PlainValidator(_unpack), PlainSerializer(_pack)]
@@ -95,13 +104,30 @@ class ModelAnalysis:
     usage: tuple[LayerUsage, ...]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Writing:
+    """What a language model writes.
+
+    Attributes:
+        text: a prompt from the test split and its continuation, sampled.
+        tokens_per_second: the best of some runs, which take turns with other models.
+        cache_bytes: of keys and values, or of a state, at the length of an example.
+    """
+
+    text: str
+    tokens_per_second: float
+    cache_bytes: int
+
+
 @dataclass(frozen=True)
 class Inspection:
     """The models of a comparison on one example of the test split.
 
     Attributes:
-        flops: of the forward pass of one example of mean length, by the name of the model.
+        flops: of the forward pass of one example of mean length, by the name of
+            the model.
         example: its text, truncated; of images a description.
+        writings: of language models, by name.
     """
 
     flops: dict[str, Quantity]
@@ -109,6 +135,7 @@ class Inspection:
     maps: dict[str, AttentionMaps]
     example: str
     tokens: int
+    writings: dict[str, Writing] = field(default_factory=dict)
 
 
 def analyze_model(
@@ -165,34 +192,72 @@ def analyze_model(
 
 
 def inspect_models(runs: Mapping[str, Path], send: Callable[[Any], None] = lambda message: None) -> Inspection:
-    """FLOPs and attention maps of the models of finished runs of one task, by the name of the model."""
+    """FLOPs and attention maps of the models of finished runs, by model."""
     from mgk.analysis.attention_maps import attention_maps
     from mgk.analysis.cost_model import Sizes, forward_flops
-    from mgk.training.recipe import read_recipe
-    from mgk.training.run_dir import RECIPE
+    from mgk.training.run_dir import read_run_recipe
     from mgk.training.tasks import lengths, load_model, open_data, quiet
 
     with quiet():
-        data = open_data(read_recipe(next(iter(runs.values())) / RECIPE).data)
+        data = open_data(read_run_recipe(next(iter(runs.values()))).data)
         test = data.split("test")
         all_lengths = lengths(test)
         example = test[_typical_example(test)]
         pixels = example.get("pixel_values")
         tokens = len(example["input_ids"]) if pixels is None else pixels.shape[-2] * pixels.shape[-1]
         length = tokens if all_lengths is None else round(float(all_lengths.mean()))
-        maps, flops = {}, {}
+        maps, flops, models = {}, {}, {}
         for name, run in runs.items():
-            model = load_model(run, data.task)
+            models[name] = model = load_model(run, data.task)
             length = model.config.num_patches or length
             sizes = Sizes.from_config(model.config, length=length, head=HEAD_OF_KIND[data.task.kind])
             flops[name] = forward_flops(sizes)
             (whole,) = attention_maps(model, [example])
             maps[name] = AttentionMaps(averaged(whole.weights, COMPARISON_SIDE), whole.layers, whole.heads)
-    return Inspection(flops, length, maps, _text(data, example), tokens)
+        writings = _writings(models, data, example) if data.is_language else {}
+    return Inspection(flops, length, maps, _text(data, example), tokens, writings)
+
+
+def _writings(
+    models: "Mapping[str, PreTrainedModel]", data: "TaskData", example: "Batch"
+) -> dict[str, Writing]:
+    """The models continue the beginning of an example, in turns."""
+    import torch
+
+    from mgk.analysis.cost_model import Sizes, cache_bytes
+
+    tokenizer = data.tokenizer()
+    assert tokenizer is not None
+    prompt = example["input_ids"][None, :_PROMPT_TOKENS]
+    length = int(example["input_ids"].shape[-1])
+    options: dict[str, Any] = {"do_sample": True, "temperature": 0.8, "eos_token_id": None, "pad_token_id": 0}
+    texts: dict[str, str] = {}
+    rates = dict.fromkeys(models, 0.0)
+    for number in range(_WRITING_ROUNDS):
+        for name, model in models.items():
+            torch.manual_seed(number)
+            begin = time.perf_counter()
+            ids = model.eval().generate(
+                prompt,
+                attention_mask=torch.ones_like(prompt),
+                max_new_tokens=length - _PROMPT_TOKENS,
+                **options,
+            )
+            rates[name] = max(rates[name], (length - _PROMPT_TOKENS) / (time.perf_counter() - begin))
+            texts.setdefault(name, str(tokenizer.decode(ids[0])))
+    sizes = {
+        name: Sizes.from_config(model.config, length=length, head="language") for name, model in models.items()
+    }
+    return {
+        name: Writing(
+            text=texts[name], tokens_per_second=rates[name], cache_bytes=cache_bytes(sizes[name]).value
+        )
+        for name in models
+    }
 
 
 def averaged(weights: Map, side: int) -> Map:
-    """Maps (..., L, L) of at most ``side`` rows and columns: the mean over queries, the sum over keys."""
+    """Maps (..., L, L) of at most ``side`` rows: the mean over queries, the sum over keys."""
     size = weights.shape[-1]
     if size <= side:
         return weights
@@ -203,9 +268,10 @@ def averaged(weights: Map, side: int) -> Map:
 
 
 def rank_examples(data: "TaskData", split: str) -> "ConcatDataset[Batch]":
-    """The examples whose ranks are taken: the test split and ``split``, as the test split alone may have too few.
+    """The examples whose ranks are taken: the test split alone may have too few.
 
-    A shorter last segment of running text is left out: its rank is lower for any model.
+    A shorter last segment of running text is left out: its rank is lower for
+    any model.
     """
     from torch.utils.data import ConcatDataset, Subset
 

@@ -1,4 +1,4 @@
-"""What is compared: a variant of attention, its heads and its options. Does not import torch."""
+"""What is compared: a variant of attention, its heads and its options."""
 
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
@@ -13,14 +13,18 @@ from mgk.variants import VARIANTS
 _RECIPE_FIELDS = {
     "attention": "model.attention",
     "heads": "model.num_attention_heads",
+    "key_value_heads": "model.num_key_value_heads",
     "mixtures": "model.num_mixtures",
+    "kernel": "model.kernel",
     "e_step": "model.e_step",
     "prior": "model.prior",
     "variance": "model.variance",
     "feature_map": "model.feature_map",
+    "init": "model.init",
 }
 # The additions of Table 4 as the paper has them.
 _OPTION_TITLES = {
+    ("kernel", "dot"): " + dot kernel",
     ("e_step", "hard"): " + Hard-E",
     ("prior", "em"): " + Soft-E",
     ("prior", "uniform"): " + uniform prior",
@@ -28,7 +32,11 @@ _OPTION_TITLES = {
     ("variance", "em"): " + M-step variance",
     ("feature_map", "favor"): " + Performer features",
     ("feature_map", "dpfp"): " + DPFP features",
+    ("init", "paper"): " from the paper's start",
+    ("init", "narrow"): " from the narrow start",
 }
+
+_SYMBOLS = {"mixtures": "M", "init": "score std at the start"}
 
 # Heads of the mixtures in Figures 3 and 7; their baselines have twice as many.
 HALVED = (4, 2, 1)
@@ -40,7 +48,14 @@ HEAD_OF_KIND: dict[Kind, Head] = {
 }
 # Words of tasks whose data may not be there; texts are bytes.
 _BYTES = 257
-_VOCABULARIES = {"listops": 16, "image": 256, "pathfinder": 256, "wikitext-2": 33_278, "wikitext-103": 267_735}
+_VOCABULARIES = {
+    "listops": 16,
+    "image": 256,
+    "pathfinder": 256,
+    "bytes": 256,
+    "wikitext-2": 33_278,
+    "wikitext-103": 267_735,
+}
 
 
 @dataclass(frozen=True)
@@ -48,47 +63,67 @@ class ModelSpec:
     """A variant of attention and its options; everything else follows from the recipe.
 
     Attributes:
+        heads: Hq, of queries.
+        key_value_heads: H, of keys and values; None: Hq.
         mixtures: M; softmax and linear attention have one key and ignore it.
         e_step: "soft" (settings A and B of Section 3.3) or "hard" (C).
         prior: "learned" (A and C), "em" (B) or "uniform".
+        init: the start of queries, keys and shifts; None: the recipe's.
+        kernel: "gaussian" (Eq. 9) or "dot" (Eq. 8).
     """
 
     attention: str
     heads: int
+    key_value_heads: int | None = None
     mixtures: int = variants.DEFAULT_NUM_MIXTURES
     e_step: str = variants.DEFAULT_E_STEP
     prior: str = variants.DEFAULT_PRIOR
     variance: str = variants.DEFAULT_VARIANCE
     feature_map: str = variants.DEFAULT_FEATURE_MAP
+    init: str | float | None = None
+    kernel: str = variants.DEFAULT_KERNEL
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """``mgk:4`` is mgk with 4 heads; ``ValueError`` suggests the nearest variant otherwise."""
-        attention, colon, heads = text.strip().partition(":")
+        """``mgk:4`` is mgk with 4 heads, ``mgk:8/4`` with 8 that read 4 of keys and values.
+
+        ``ValueError`` suggests the nearest variant otherwise.
+        """
+        attention, colon, rest = text.strip().partition(":")
+        heads, slash, groups = rest.partition("/")
         if attention not in VARIANTS:
             raise ValueError(f"there is no attention {attention!r}; {did_you_mean(attention, VARIANTS)}")
         if not colon or not heads.isdecimal() or int(heads) < 1:
             raise ValueError(f"{text!r} must name the attention and its heads, as in {attention}:4")
-        return cls(attention, int(heads))
+        if not slash:
+            return cls(attention, int(heads))
+        if not groups.isdecimal() or int(groups) < 1 or int(heads) % int(groups):
+            raise ValueError(
+                f"{text!r} must have heads of keys and values that divide the {heads} heads, as in {attention}:8/4"
+            )
+        return cls(attention, int(heads), int(groups))
 
     @classmethod
     def of_recipe(cls, recipe: Recipe) -> Self:
         """The model of a recipe."""
         given = recipe.model.given()
+        if recipe.model.init == load_recipe(recipe.task, recipe.preset).model.init:
+            given.pop("init", None)
         chosen = {name: given.get(path.partition(".")[2]) for name, path in _RECIPE_FIELDS.items()}
         model = cls(**{name: value for name, value in chosen.items() if value is not None})
         return model if model.is_mixture else replace(model, mixtures=variants.DEFAULT_NUM_MIXTURES)
 
     @property
     def name(self) -> str:
-        """As the command line has it: ``mgk:4``."""
-        return f"{self.attention}:{self.heads}"
+        """As the command line has it: ``mgk:4``, ``mgk:8/4``."""
+        return f"{self.attention}:{self._numbers}"
 
     @property
     def slug(self) -> str:
-        """For file names: ``mgk-1h``, ``smgk-1h-e_step-hard``."""
-        options = (f"{name}-{value}" for name, value in self._options.items())
-        return "-".join([self.attention, f"{self.heads}h", *options])
+        """For file names: ``mgk-1h``, ``mgk-8h-4kv``, ``smgk-1h-e_step-hard``."""
+        groups = [] if self.key_value_heads is None else [f"{self.key_value_heads}kv"]
+        options = (f"{name}-{value}" for name, value in self._options.items() if name != "key_value_heads")
+        return "-".join([self.attention, f"{self.heads}h", *groups, *options])
 
     @property
     def title(self) -> str:
@@ -116,8 +151,10 @@ class ModelSpec:
         return ModelSpec(VARIANTS[self.attention].family, heads)
 
     def scaled(self, factor: float) -> Self:
-        """The same model with ``factor`` times the heads."""
-        return replace(self, heads=max(1, round(factor * self.heads)))
+        """The same model with ``factor`` times the heads, of each kind."""
+        groups = self.key_value_heads
+        scaled = None if groups is None else max(1, round(factor * groups))
+        return replace(self, heads=max(1, round(factor * self.heads)), key_value_heads=scaled)
 
     @property
     def _options(self) -> dict[str, Any]:
@@ -127,15 +164,23 @@ class ModelSpec:
 
     @property
     def _variant(self) -> str:
-        return self.attention + "".join(_OPTION_TITLES.get(item, f", M = {item[1]}") for item in self._options.items())
+        return self.attention + "".join(
+            _OPTION_TITLES.get((name, value), f", {_SYMBOLS.get(name)} = {value}")
+            for name, value in self._options.items()
+            if name != "key_value_heads"
+        )
 
     @property
     def _heads(self) -> str:
-        return f"{self.heads} head{'' if self.heads == 1 else 's'}"
+        return f"{self._numbers} head{'' if self.heads == 1 else 's'}"
+
+    @property
+    def _numbers(self) -> str:
+        return f"{self.heads}" if self.key_value_heads is None else f"{self.heads}/{self.key_value_heads}"
 
 
 def sizes_of(recipe: Recipe, **options: Any) -> Sizes:
-    """The sizes of a recipe's model for inputs of full length, without its data; ``options`` are further sizes."""
+    """The sizes of a recipe's model for inputs of full length; ``options`` are further sizes."""
     model = recipe.model
     task = find_task(recipe.task)
     head = HEAD_OF_KIND[task.kind]
@@ -148,6 +193,7 @@ def sizes_of(recipe: Recipe, **options: Any) -> Sizes:
     return Sizes(
         attention=model.attention,
         heads=model.num_attention_heads,
+        key_heads=model.num_key_value_heads,
         head_dim=model.head_dim or hidden // model.num_attention_heads,
         hidden=hidden,
         layers=model.num_hidden_layers or 4,
@@ -165,5 +211,5 @@ def sizes_of(recipe: Recipe, **options: Any) -> Sizes:
 
 
 def sizes_of_paper(model: ModelSpec, *, fused: bool = True) -> Sizes:
-    """The sizes of a model of the paper on Retrieval, an example of two documents of 4,000 bytes."""
+    """The sizes of a model of the paper on Retrieval: two documents of 4,000 bytes."""
     return sizes_of(load_recipe("retrieval", "paper", overrides=model.overrides), fused=fused)

@@ -1,4 +1,4 @@
-"""The trials of a comparison or of some experiments, and which of them are still to be run. Does not import torch."""
+"""The trials of a comparison or of experiments, and which are still to be run."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,44 +6,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from mgk.data.errors import DataError
-from mgk.data.preparation import prepared
-from mgk.data.task_registry import find_task
 from mgk.experiments.model_spec import ModelSpec
 from mgk.experiments.result_store import ResultStore
-from mgk.experiments.trials import PLACE_FIELDS, Trial, changes
+from mgk.experiments.trials import OVERRIDES, PLACE_FIELDS, Trial, changes
 from mgk.training.errors import RecipeError
-from mgk.training.recipe import differences, read_recipe
-from mgk.training.run_dir import RECIPE
+from mgk.training.recipe import differences
+from mgk.training.run_dir import MODEL, RECIPE, read_run_recipe
 
 if TYPE_CHECKING:
     from mgk.experiments.reproduce.registry import Experiment
 
 # Attention matrices of each layer whose ranks are taken.
-RANK_SAMPLES = {"paper": 1000, "laptop": 1000, "smoke": 8}
+RANK_SAMPLES = {"paper": 1000, "workstation": 1000, "laptop": 1000, "smoke": 8}
 
-# ListOps at a scale that learns in under a minute on one core: short expressions, small steps. On such small tensors a
-# second thread helps little, and costs much where another program wants the core.
-QUICK: Mapping[str, Any] = {
-    "data.options": {
-        "seed": 0,
-        "train": 60_000,
-        "validation": 1_000,
-        "test": 2_000,
-        "min_length": 6,
-        "max_length": 40,
-        "max_depth": 4,
-        "max_args": 5,
-    },
-    "data.max_length": 40,
-    "training.max_steps": 2_000,
-    "training.batch_size": 64,
-    "training.learning_rate": 2e-3,
-    "training.threads": 1,
-    "training.log_every": 20,
-    "training.save_every": 500,
-    "evaluation.every": 200,
-    "evaluation.batch_size": 250,
-}
+# Bytes at a scale that learns in about a minute on one core.
+QUICK: Mapping[str, Any] = OVERRIDES["quick"]["bytes"]
 
 
 @dataclass(frozen=True)
@@ -53,9 +30,12 @@ class Plan:
     Attributes:
         trials: all of them, each once, in the order in which they run.
         analyzed: the trials whose model is analyzed, because a figure shows it.
+        inspected: the trials whose run must be there, because a page shows its model.
         rank_samples: attention matrices of each layer whose ranks the analysis takes.
-        overwrite: which results to replace: none, those measured with another recipe, or all.
+        overwrite: which results to replace: none, those measured with another
+            recipe, or all.
         ignored_fields: of the recipe, in which a result may differ.
+        sha256: of the committed file that declares the trials, if one does.
     """
 
     trials: tuple[Trial, ...]
@@ -64,6 +44,8 @@ class Plan:
     rank_samples: int = 0
     overwrite: Literal["none", "changed", "all"] = "none"
     ignored_fields: tuple[str, ...] = PLACE_FIELDS
+    inspected: tuple[Trial, ...] = ()
+    sha256: str | None = None
 
     @property
     def models(self) -> list[ModelSpec]:
@@ -74,19 +56,21 @@ class Plan:
         """The trials that are to be run or analyzed.
 
         Raises:
-            RecipeError: where a result, or the run that would be resumed, has another recipe and is not overwritten.
+            RecipeError: where a result or a run has another recipe and is not
+                overwritten.
         """
         found = []
         for trial in self.trials:
             result = store.read(trial)
             if result is None:
-                if (run := trial.path(runs) / RECIPE).is_file():
-                    self._check_same(run.parent, differences(trial.recipe, read_recipe(run)))
+                if ((run := trial.path(runs)) / RECIPE).is_file():
+                    self._check_same(run, differences(trial.recipe, read_run_recipe(run)))
             elif changed := changes(trial.recipe, result.recipe, self.ignored_fields):
                 self._check_same(store.path(trial), changed)
                 result = None
             is_analyzed = trial not in self.analyzed or store.analysis_path(trial).is_file()
-            if result is None or not is_analyzed or self.overwrite == "all":
+            has_model = trial not in self.inspected or (trial.path(runs) / MODEL).is_dir()
+            if result is None or not is_analyzed or not has_model or self.overwrite == "all":
                 found.append(trial)
         return found
 
@@ -109,7 +93,7 @@ def comparison_plan(
     command: str = "mgk compare",
     overwrite: bool = False,
 ) -> Plan:
-    """The trials of a comparison, the baseline first for every seed: recipes that differ in model and seed alone.
+    """The trials of a comparison, the baseline first: they differ in model and seed alone.
 
     Args:
         seeds: trials of each model, with the seeds 0, 1, ...
@@ -121,11 +105,13 @@ def comparison_plan(
     if seeds < 1:
         raise RecipeError(f"seeds must be at least 1, got {seeds}")
     shared = dict(overrides or {})
-    for path in ("model.attention", "model.num_attention_heads"):
+    for path in ("model.attention", "model.num_attention_heads", "model.num_key_value_heads"):
         if path in shared:
             raise RecipeError(f"{path} is what is compared: name it in the baseline and the candidates")
     first = shared.pop("seed", 0)
-    trials = tuple(Trial(preset, task, model, seed, shared) for seed in range(first, first + seeds) for model in models)
+    trials = tuple(
+        Trial(preset, task, model, seed, shared) for seed in range(first, first + seeds) for model in models
+    )
     if not all(trial.recipe.evaluation.test for trial in trials):
         raise RecipeError("evaluation.test must be true: the test split is what is compared")
     return Plan(
@@ -133,6 +119,7 @@ def comparison_plan(
         dict.fromkeys(trials, command),
         overwrite="all" if overwrite else "none",
         ignored_fields=("data.folder",),  # the time of a step, which depends on threads, is compared too
+        inspected=trials[: len(models)],  # of the first seed
     )
 
 
@@ -161,10 +148,8 @@ def check_data(trials: Sequence[Trial]) -> None:
     """Raise ``DataError`` for data that are absent and cannot be generated on first use."""
     wrong = []
     for data in {trial.task: trial.recipe.data for trial in trials}.values():
-        if data.options or find_task(data.name).is_synthetic:
-            continue
         try:
-            prepared(data.name, data.folder)
+            data.check()
         except DataError as error:
             wrong.append(str(error))
     if wrong:

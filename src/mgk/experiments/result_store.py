@@ -1,21 +1,22 @@
-"""The store of results: one small JSON file a trial. Does not import torch.
+"""The store of results: one small JSON file a trial.
 
 ``RESULTS/trials/PRESET/TASK/MODEL-seed-N.json`` has what tables and curves need,
 ``RESULTS/analysis/...`` the analysis of the model. Pages are made from them alone.
+Each holds the SHA-256 of its content; those of format 1 have none.
 """
 
 import base64
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 from pydantic import PlainSerializer, PlainValidator
 
 from mgk._util import json_codec
-from mgk._util.files import write_file
+from mgk._util.files import SEAL, read_json, read_sealed, seal, write_file
 from mgk.experiments.model_analysis import ModelAnalysis
 from mgk.experiments.trials import Trial
 from mgk.training.errors import TrainingError
@@ -32,7 +33,10 @@ _T = TypeVar("_T")
 
 def _pack(flags: Sequence[bool]) -> dict[str, Any]:
     """Booleans, eight a byte."""
-    return {"count": len(flags), "bits": base64.b64encode(np.packbits(np.asarray(flags, bool)).tobytes()).decode()}
+    return {
+        "count": len(flags),
+        "bits": base64.b64encode(np.packbits(np.asarray(flags, bool)).tobytes()).decode(),
+    }
 
 
 def _unpack(data: Any) -> tuple[bool, ...]:
@@ -41,7 +45,9 @@ def _unpack(data: Any) -> tuple[bool, ...]:
 
 
 PackedFlags = Annotated[tuple[bool, ...], PlainValidator(_unpack), PlainSerializer(_pack)]
-PackedRecipe = Annotated[Recipe, PlainSerializer(lambda recipe: recipe.model_dump(mode="json", exclude_none=True))]
+PackedRecipe = Annotated[
+    Recipe, PlainSerializer(lambda recipe: recipe.model_dump(mode="json", exclude_none=True))
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,8 +55,9 @@ class DataNote:
     """What a trial was trained on.
 
     Attributes:
-        is_papers: whether it is the paper's data at its size; False for substitutes, shorter inputs and samples.
-        chance: the accuracy of the majority-class baseline; for running text, the perplexity of a unigram model.
+        is_papers: whether it is the paper's data at its size.
+        chance: the majority-class baseline's accuracy; of text, a unigram
+            model's perplexity or bits per byte.
         examples: of each split, as many as are used; of running text, tokens.
     """
 
@@ -68,10 +75,13 @@ class TrialResult:
     Attributes:
         losses: of training, thinned by averaging.
         validation: the metric on the split that is evaluated during training.
-        correct: whether each test example was classified correctly; None for language models.
+        correct: whether each test example was classified correctly; None for
+            language models.
+        plan: the SHA-256 of the file that declared the trial before it was run,
+            if one did.
     """
 
-    format: Literal[1] = 1
+    format: Literal[1, 2] = 2
     trial: Trial
     recipe: PackedRecipe
     summary: RunSummary
@@ -83,22 +93,23 @@ class TrialResult:
     command: str
     jobs: int
     seconds: float
+    plan: str | None = None
 
     @property
     def metric(self) -> str:
         """The name of the test figure that tables show.
 
-        For language models the perplexity by a sliding window, as in the paper, if the window covers the whole test
-        split, and by segments otherwise.
+        For language models bits per byte, or of words the perplexity by a sliding window, as in
+        the paper, if it covers the whole test split, and by segments otherwise.
         """
-        if self.summary.metric == "accuracy":
-            return "test_accuracy"
+        if self.summary.metric != "perplexity":
+            return f"test_{self.summary.metric}"
         is_whole = self.recipe.evaluation.stride is not None and self.recipe.evaluation.max_tokens is None
         return "test_sliding_perplexity" if is_whole else "test_perplexity"
 
     @property
     def test(self) -> float:
-        """Its value: accuracy in per cent, or perplexity."""
+        """Its value: accuracy in per cent, perplexity or bits per byte."""
         value = self.summary.metrics[self.metric]
         return 100 * value if self.metric == "test_accuracy" else value
 
@@ -138,7 +149,7 @@ class ResultStore:
     def write(self, item: TrialResult | ModelAnalysis) -> None:
         """Store a result or an analysis."""
         path = self.path(item.trial) if isinstance(item, TrialResult) else self.analysis_path(item.trial)
-        write_file(path, json_codec.compact_json(json_codec.dump(item)))
+        write_file(path, json_codec.compact_json(seal(json_codec.dump(item))))
 
     def remove(self, trial: Trial) -> None:
         """Delete a trial's result and analysis."""
@@ -148,33 +159,40 @@ class ResultStore:
     @property
     def presets(self) -> list[str]:
         """Those with results, the paper's first."""
-        return [preset for preset in PRESETS if any((self.folder / TRIALS / preset).glob("*/*.json"))]
+        return [preset for preset in PRESETS if self._files(TRIALS, preset)]
 
     def results(self, preset: str) -> list[TrialResult]:
         """All results of a preset."""
-        return [_read(TrialResult, path) for path in sorted((self.folder / TRIALS / preset).glob("*/*.json"))]
+        return [_read(TrialResult, path) for path in self._files(TRIALS, preset)]
 
     def analyses(self, preset: str) -> list[ModelAnalysis]:
         """All analyses of a preset."""
-        return [_read(ModelAnalysis, path) for path in sorted((self.folder / ANALYSIS / preset).glob("*/*.json"))]
+        return [_read(ModelAnalysis, path) for path in self._files(ANALYSIS, preset)]
+
+    def _files(self, kind: str, preset: str) -> list[Path]:
+        return sorted((self.folder / kind / preset).glob("*/*.json"))
 
 
 def thinned(curve: Sequence[tuple[float, float]], max_points: int = MAX_POINTS) -> Curve:
     """At most so many points, each the mean of neighbours, to five digits."""
-    width = -(-len(curve) // max_points) or 1
-    parts = (curve[start : start + width] for start in range(0, len(curve), width))
-    return tuple(
-        (
-            part[-1][0] if len(part) == 1 else sum(x for x, _ in part) / len(part),
-            float(f"{sum(y for _, y in part) / len(part):.5g}"),
-        )
-        for part in parts
-    )
+    return tuple((x, float(f"{y:.5g}")) for x, y in averaged(curve, -(-len(curve) // max_points)))
+
+
+def averaged(points: Sequence[tuple[float, float]], width: int) -> Sequence[tuple[float, float]]:
+    """Means of ``width`` neighbouring points."""
+    if width < 2:
+        return points
+    parts = (points[start : start + width] for start in range(0, len(points), width))
+    return [(fmean(x for x, _ in part), fmean(y for _, y in part)) for part in parts]
 
 
 def _read(kind: type[_T], path: Path) -> _T:
     try:
-        return json_codec.load(kind, json.loads(path.read_bytes()))
+        data = read_json(path)
+        if data["format"] != 1 or SEAL in data:
+            data = read_sealed(path)
+        return json_codec.load(kind, data)
     except (OSError, ValueError, KeyError, TypeError) as error:
         name = "result of a trial" if kind is TrialResult else "analysis of a model"
-        raise TrainingError(f"{path}: this is not the {name} ({error})") from None
+        advice = "delete it to measure it again"
+        raise TrainingError(f"{path}: this is not the {name} ({error}); {advice}") from None

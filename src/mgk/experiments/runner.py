@@ -11,19 +11,18 @@ import shutil
 import time
 import traceback
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from signal import SIGINT
 from typing import Any, TypeVar
 
 from mgk._util.errors import Interrupted
-from mgk._util.signals import forwarding
+from mgk._util.signals import forwarding, raise_on_signals, starting_processes, unblock
 from mgk.experiments.plan import Plan
 from mgk.experiments.result_store import ResultStore, TrialResult
 from mgk.experiments.trials import Trial, changes
 from mgk.training.errors import TrainingError
-from mgk.training.recipe import read_recipe
-from mgk.training.run_dir import BEST, CHECKPOINTS, RECIPE
+from mgk.training.run_dir import BEST, CHECKPOINTS, MODEL, RECIPE, SUMMARY, read_run_recipe
 
 # Imported once, for all trials.
 _PRELOAD = [
@@ -68,42 +67,13 @@ def run_plan(
         on_progress: called with a trial and the part of it that is done, from 0 to 1.
         on_done: called with the result of every trial that was run.
     """
-    calls = {
-        trial: (
-            _Job(
-                trial=trial,
-                store=store,
-                run=trial.path(runs),
-                command=plan.commands[trial],
-                jobs=jobs,
-                rank_samples=plan.rank_samples if trial in plan.analyzed else 0,
-                is_anew=plan.overwrite == "all",
-            ),
-        )
-        for trial in plan.missing(store, runs)
-    }
-    run_isolated(_run_trial, calls, jobs=jobs, on_message=on_progress, on_result=lambda trial, result: on_done(result))
+    calls = {trial: (plan, trial, store, trial.path(runs), jobs) for trial in plan.missing(store, runs)}
+    run_isolated(
+        _run_trial, calls, jobs=jobs, on_message=on_progress, on_result=lambda trial, result: on_done(result)
+    )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Job:
-    """A trial and how it is run.
-
-    Attributes:
-        rank_samples: of the analysis of its model; 0 for none.
-        is_anew: whether to train anew what is finished.
-    """
-
-    trial: Trial
-    store: ResultStore
-    run: Path
-    command: str
-    jobs: int
-    rank_samples: int
-    is_anew: bool
-
-
-def _run_trial(job: _Job, send: Send) -> TrialResult:
+def _run_trial(plan: Plan, trial: Trial, store: ResultStore, run: Path, jobs: int, send: Send) -> TrialResult:
     """Train, collect and store the result, analyze the model where a figure shows it."""
     import torch
 
@@ -111,15 +81,16 @@ def _run_trial(job: _Job, send: Send) -> TrialResult:
     from mgk.experiments.reproduce.collect import collect_result
     from mgk.training.run import train
 
-    if job.jobs > 1:
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // job.jobs))
-    trial, store, run = job.trial, job.store, job.run
-    share = _TRAINING_SHARE if job.rank_samples else 1.0
-    is_resumed = (run / RECIPE).is_file() and not job.is_anew and read_recipe(run / RECIPE) == trial.recipe
+    if jobs > 1:
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // jobs))
+    is_analyzed, is_anew = trial in plan.analyzed, plan.overwrite == "all"
+    share = _TRAINING_SHARE if is_analyzed else 1.0
+    is_resumed = (run / RECIPE).is_file() and not is_anew and read_run_recipe(run) == trial.recipe
+    has_model = is_resumed and (run / MODEL).is_dir()
+    if (run / SUMMARY).is_file() and not has_model:  # finished, and then deleted in part
+        is_resumed = False
     result = store.read(trial)
-    is_current = result is not None and not job.is_anew and not changes(trial.recipe, result.recipe)
-    if result is None or not is_current or (job.rank_samples and not is_resumed):
-        store.remove(trial)
+    if result is None or not has_model or changes(trial.recipe, result.recipe):
         begin = time.perf_counter()
         train(
             trial.recipe,
@@ -128,13 +99,17 @@ def _run_trial(job: _Job, send: Send) -> TrialResult:
             overwrite=run.exists() and not is_resumed,
             on_step=lambda done, total: send(share * done / total),
         )
-        result = collect_result(run, command=job.command, jobs=job.jobs, seconds=time.perf_counter() - begin)
+        seconds = time.perf_counter() - begin
+        result = collect_result(
+            run, trial=trial, command=plan.commands[trial], jobs=jobs, seconds=seconds, plan=plan.sha256
+        )
+        store.remove(trial)  # the analysis of the model before it, too
         store.write(result)
-    if job.rank_samples:
+    if is_analyzed:
         analysis = analyze_model(
             trial,
             run,
-            rank_samples=job.rank_samples,
+            rank_samples=plan.rank_samples,
             on_step=lambda done, total: send(share + (1 - share) * done / total),
         )
         store.write(analysis)
@@ -151,13 +126,14 @@ def run_isolated(
     on_message: Callable[[_Key, Any], None] = lambda key, message: None,
     on_result: Callable[[_Key, Any], None] = lambda key, result: None,
 ) -> dict[_Key, Any]:
-    """Call ``function(*arguments, send)`` in a new process for each of ``calls``; the results, by key.
+    """Call ``function(*arguments, send)`` in a new process for each call; results by key.
 
-    After a failure or a signal nothing more is started, and what runs comes to its end; SIGINT and SIGTERM are passed
-    on to it.
+    After a failure or a signal nothing more is started, and what runs comes to
+    its end; SIGINT and SIGTERM are passed on to it.
 
     Args:
-        function: of a module, which the new process can import; ``send`` takes messages for ``on_message``.
+        function: of a module, which the new process can import; ``send`` takes
+            messages for ``on_message``.
 
     Raises:
         Interrupted: after a signal.
@@ -172,13 +148,18 @@ def run_isolated(
     running: dict[Connection, tuple[_Key, Any]] = {}
     results: dict[_Key, Any] = {}
     failures: list[Exception] = []
-    with forwarding(lambda: [process.pid for process in multiprocessing.active_children() if process.pid]) as signals:
+    with forwarding(
+        lambda: [process.pid for process in multiprocessing.active_children() if process.pid]
+    ) as signals:
         while running or (waiting and not failures and not signals):
             while waiting and len(running) < jobs and not failures and not signals:
                 receiver, sender = context.Pipe(duplex=False)
                 key = waiting.pop()
                 process = context.Process(target=_work, args=(sender, function, calls[key]))
-                process.start()
+                with starting_processes():  # a signal that comes now is passed on to this process too
+                    if signals:  # it came just before, when there was no process to pass it on to
+                        break
+                    process.start()
                 sender.close()
                 running[receiver] = key, process
             for receiver in wait(list(running), timeout=1.0):
@@ -201,18 +182,28 @@ def run_isolated(
                 else:
                     failures.append(content)
     if signals:
-        raise Interrupted(f"interrupted; {_CONTINUES}")
+        raise Interrupted(f"interrupted; {_CONTINUES}", signals[0])
     if failures:
         raise failures[0]
     return results
 
 
 def _work(sender: Connection, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    """The new process: signals, which have waited, stop it; without its parent it ends."""
+
+    def send(kind: str, content: Any) -> None:
+        try:
+            sender.send((kind, content))
+        except OSError:  # nobody is there to tell
+            os._exit(1)
+
+    raise_on_signals()
     try:
-        result = function(*arguments, lambda message: sender.send(("message", message)))
-        sender.send(("result", result))
-    except KeyboardInterrupt:
-        sender.send(("error", Interrupted("interrupted")))
+        unblock()
+        result = function(*arguments, lambda message: send("message", message))
+        send("result", result)
+    except KeyboardInterrupt as stop:
+        send("error", Interrupted("interrupted", getattr(stop, "number", SIGINT)))
     except Exception as error:
         error.add_note(traceback.format_exc())  # pickling loses the traceback
-        sender.send(("error", error))
+        send("error", error)

@@ -1,15 +1,22 @@
-"""The unit of every table and figure: one model on one task with one seed, at a preset. Does not import torch."""
+"""The unit of every table and figure: one model on one task with one seed, at a preset."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any
 
+import yaml
 from pydantic import Field
 
 from mgk.experiments.model_spec import ModelSpec
 from mgk.training.recipe import Recipe, differences, load_recipe
+
+# Fields of recipes, by preset and task.
+OVERRIDES: Mapping[str, Mapping[str, Mapping[str, Any]]] = yaml.safe_load(
+    (resources.files("mgk.experiments") / "overrides.yaml").read_text("utf-8")
+)
 
 
 @dataclass(frozen=True)
@@ -17,7 +24,9 @@ class Trial:
     """One model on one task with one seed.
 
     Attributes:
-        overrides: further fields of the recipe, by path. Not stored and not compared: results keep the whole recipe.
+        overrides: further fields of the recipe, by path; results keep the whole
+            recipe.
+        learning_rate: None: the recipe's.
     """
 
     preset: str
@@ -25,9 +34,11 @@ class Trial:
     model: ModelSpec
     seed: int
     overrides: Annotated[Mapping[str, Any], Field(exclude=True)] = field(default_factory=dict, compare=False)
+    learning_rate: float | None = None
 
     def __str__(self) -> str:
-        return f"{self.preset}/{self.task}/{self.model.slug}-seed-{self.seed}"
+        rate = "" if self.learning_rate is None else f"-lr-{self.learning_rate:g}"
+        return f"{self.preset}/{self.task}/{self.model.slug}{rate}-seed-{self.seed}"
 
     def path(self, folder: Path, suffix: str = "") -> Path:
         """Its file or folder below a folder that holds one for each trial."""
@@ -37,6 +48,8 @@ class Trial:
     def recipe(self) -> Recipe:
         """The recipe of its task and preset, with this model and seed."""
         overrides = {**self.overrides, **self.model.overrides, "seed": self.seed}
+        if self.learning_rate is not None:
+            overrides["training.learning_rate"] = self.learning_rate
         return load_recipe(self.task, self.preset, overrides=overrides)
 
 

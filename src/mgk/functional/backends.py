@@ -1,9 +1,11 @@
-"""The contract of a backend, the registry of all backends, and the one function that selects one of them.
+"""The contract of a backend, the registry, and the function that selects one.
 
 Each family of attention has its own inputs and backends: "softmax" (Eq. 9, 10) and "linear" (Eq. 14). Outputs and the
 M-step's statistics are selected alike.
 """
 
+import functools
+import warnings
 from collections.abc import Callable
 from typing import Any, Generic, Literal, TypeVar
 
@@ -39,6 +41,14 @@ class Backend(Generic[Inputs]):
     def is_efficient(self, inputs: Inputs) -> bool:
         """Whether "auto" should take it for these inputs, which it supports."""
         return True
+
+    def skips_dead_keys(self, inputs: Inputs) -> bool:
+        """Whether it never reads keys and values that a mask excludes; else they are made finite before it runs."""
+        return False
+
+    def missing(self, inputs: Inputs) -> str | None:
+        """What is not installed that would make this call faster, in one sentence; None if nothing."""
+        return None
 
     def attention(self, inputs: Inputs) -> Any:
         """The output of attention."""
@@ -86,9 +96,19 @@ def select(family: Family, inputs: Any, name: str = "auto", task: Task = "attent
         if task == "attention":
             raise ValueError(f"backend {name!r} cannot serve this call: {reason}; use backend='auto'")
     for backend in _BY_PRIORITY[family]:
-        if backend.is_efficient(inputs) and backend.unsupported_reason(inputs, task) is None:
+        if not backend.is_efficient(inputs):
+            continue
+        if backend.unsupported_reason(inputs, task) is None:
             return backend
+        missing = backend.missing(inputs)
+        if missing is not None and not torch.compiler.is_compiling():
+            _warn_once(missing)
     raise ValueError(f"no backend can serve this call; there are {', '.join(BACKENDS[family])}")
+
+
+@functools.cache
+def _warn_once(sentence: str) -> None:
+    warnings.warn(sentence, RuntimeWarning, stacklevel=2)
 
 
 # torch.library.custom_op would import torch._dynamo, two seconds, at the first call; Library does not.

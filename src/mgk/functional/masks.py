@@ -1,25 +1,143 @@
-"""Masks: True takes part; causality is bottom-right, query i sees keys j <= i + (S - L)."""
+"""Which pairs take part: masks, True or not -inf, and the range of keys that a query's position admits.
+
+NaN and Inf: a key and its value touch only the queries that see them. Those outputs are NaN; every other output and
+every gradient through it is as if the key were not there. 0 * NaN is NaN, so masks alone do not achieve that: what is
+not finite is set to 0 before attention, and NaN is added to the outputs of the queries that see it.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
+
+from mgk.functional.validation import is_plain, known
 
 
-def causal_mask(
-    num_queries: int, num_keys: int, device: torch.device, *, first_query: int = 0, first_key: int = 0, offset: int = 0
-) -> Tensor:
-    """Bool (num_queries, num_keys): ``first_key + j <= first_query + i + offset``, with offset = S - L."""
-    queries = torch.arange(first_query, first_query + num_queries, device=device)
-    keys = torch.arange(first_key, first_key + num_keys, device=device)
-    return keys <= queries[:, None] + offset
+class KeyRange(NamedTuple):
+    """Query i, at position p = i + S - L, sees the keys max(p - left, start_p) <= j < min(p + right + 1, end_p).
+
+    Causality is right = 0. Both ends of the range never fall as i grows. None: no such bound.
+    """
+
+    left: int | None = None
+    right: int | None = None
+    segments: Tensor | None = None  # (2, B, S): start and end (exclusive) of the segment of each position
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether no query sees a later key."""
+        return self.right == 0
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every query sees every key."""
+        return self.left is None and self.right is None and self.segments is None
+
+    @property
+    def is_local(self) -> bool:
+        """Whether there may be no key that all later queries see."""
+        return self.left is not None or self.right not in (None, 0) or self.segments is not None
+
+    def for_sizes(self, num_queries: int, num_keys: int) -> "KeyRange":
+        """The same range without a window's ends that exclude no pair of L queries and S keys."""
+        left, right, segments = self
+        has_left = left is not None and not known(left >= num_keys - 1)
+        has_right = right is not None and not known(right >= num_queries - 1)
+        return KeyRange(left if has_left else None, right if has_right else None, segments)
+
+    def first_seen(self, num_queries: int, num_keys: int) -> int:
+        """The first key that the window leaves to any query."""
+        return 0 if self.left is None else max(0, num_keys - num_queries - self.left)
+
+    def from_key(self, first: int) -> "KeyRange":
+        """The same range for the keys from position ``first`` on."""
+        if self.segments is None:
+            return self
+        return self._replace(segments=(self.segments[:, :, first:] - first).clamp_min(0))
+
+    def bounds(
+        self, queries: slice, num_queries: int, num_keys: int, device: torch.device
+    ) -> tuple[Tensor, Tensor]:
+        """First and last key (exclusive) of a block of queries: int64 (B or 1, l)."""
+        start, stop = queries.start + num_keys - num_queries, queries.stop + num_keys - num_queries
+        positions = torch.arange(start, stop, device=device)[None]
+        first = torch.zeros_like(positions) if self.left is None else positions - self.left
+        last = torch.full_like(positions, num_keys) if self.right is None else positions + (self.right + 1)
+        if self.segments is not None:
+            starts, ends = self.segments[:, :, start:stop]
+            first, last = torch.maximum(first, starts), torch.minimum(last, ends)
+        return first, last
+
+    def mask(
+        self,
+        num_queries: int,
+        num_keys: int,
+        device: torch.device,
+        queries: slice | None = None,
+        keys: slice | None = None,
+    ) -> Tensor:
+        """Bool (B or 1, 1, l, s): the pairs of a block of queries and keys that the range admits."""
+        queries, keys = queries or slice(0, num_queries), keys or slice(0, num_keys)
+        first, last = (x[:, None, :, None] for x in self.bounds(queries, num_queries, num_keys, device))
+        positions = torch.arange(keys.start, keys.stop, device=device)
+        return (positions >= first) & (positions < last)
+
+    def blocks(self, num_queries: int, num_keys: int, side: int) -> Iterator[tuple[slice, list[slice]]]:
+        """Each block of ``side`` queries with the blocks of keys that one of them sees.
+
+        It reads the segments: not for code that torch.compile traces.
+        """
+        for start in range(0, num_queries, side):
+            queries = slice(start, min(start + side, num_queries))
+            first, last = self.block_bounds(queries, num_queries, num_keys)
+            yield (
+                queries,
+                [
+                    slice(max(key, first), min(key + side, last))
+                    for key in range(first // side * side, last, side)
+                ],
+            )
+
+    def block_bounds(self, queries: slice, num_queries: int, num_keys: int) -> tuple[int, int]:
+        """The first and the last key (exclusive) that one of a block of queries sees."""
+        offset = num_keys - num_queries
+        first = 0 if self.left is None else max(0, queries.start + offset - self.left)
+        last = num_keys if self.right is None else max(0, min(num_keys, queries.stop + offset + self.right))
+        if self.segments is not None:
+            first = max(first, int(self.segments[0, :, queries.start + offset].min()))
+            last = min(last, int(self.segments[1, :, queries.stop - 1 + offset].max()))
+        return min(first, last), last
+
+    def is_whole_in(self, queries: slice, keys: slice, num_queries: int, num_keys: int) -> bool:
+        """Whether the range admits every pair of a block, as far as the window alone tells."""
+        offset = num_keys - num_queries
+        return (
+            self.segments is None
+            and (self.left is None or keys.start >= queries.stop - 1 + offset - self.left)
+            and (self.right is None or keys.stop - 1 <= queries.start + offset + self.right)
+        )
 
 
-def join(attn_mask: Tensor | None, causal: Tensor) -> Tensor:
+def segment_bounds(segment_ids: Tensor) -> Tensor:
+    """Start and end (exclusive) of the segment, a maximal run of equal ids, of each position: int64 (2, B, S)."""
+    batch, length = segment_ids.shape
+    positions = torch.arange(length, device=segment_ids.device)
+    changes = segment_ids[:, 1:] != segment_ids[:, :-1]
+    edge = changes.new_ones(batch, min(1, length))
+    starts = torch.where(torch.cat([edge, changes], 1), positions, 0).cummax(1).values
+    ends = torch.where(torch.cat([changes, edge], 1), positions + 1, length).flip(1).cummin(1).values.flip(1)
+    return torch.stack([starts, ends])
+
+
+def join(attn_mask: Tensor | None, allowed: Tensor) -> Tensor:
     """Both masks in one, of the kind (bool or float) of ``attn_mask``."""
     if attn_mask is None:
-        return causal
+        return allowed
     if attn_mask.dtype == torch.bool:
-        return attn_mask & causal
-    return attn_mask.masked_fill(~causal, -torch.inf)
+        return attn_mask & allowed
+    return attn_mask.masked_fill(~allowed, -torch.inf)
 
 
 def admitted(mask: Tensor) -> Tensor:
@@ -27,7 +145,80 @@ def admitted(mask: Tensor) -> Tensor:
     return mask if mask.dtype == torch.bool else mask > -torch.inf
 
 
+def add(scores: Tensor, addend: Tensor) -> Tensor:
+    """The sum: -inf where the addend is, whatever the score; finite where both are finite."""
+    total = scores + addend
+    has_overflowed = (total == -torch.inf) & (scores > -torch.inf)
+    return total.masked_fill(has_overflowed, torch.finfo(total.dtype).min).masked_fill(
+        addend == -torch.inf, -torch.inf
+    )
+
+
+def to_dtype(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """An additive mask in a dtype: finite numbers beyond its range become the last in it."""
+    if torch.finfo(mask.dtype).max <= torch.finfo(dtype).max:
+        return mask.to(dtype)
+    limits = torch.finfo(dtype)
+    return mask.clamp(limits.min, limits.max).masked_fill(mask == -torch.inf, -torch.inf).to(dtype)
+
+
 def divide(numerator: Tensor, denominator: Tensor) -> Tensor:
     """The quotient, and 0 with zero gradient where the denominator is 0: a query with no key left."""
     empty = denominator == 0
     return (numerator / denominator.masked_fill(empty, 1.0)).masked_fill(empty, 0.0)
+
+
+class Cleaned(NamedTuple):
+    """Finite keys and values, and what to add to the outputs."""
+
+    keys: Tensor  # (B, H, M, S, D)
+    value: Tensor  # (B, H, S, E)
+    # (B, Hq, L or 1, 1), NaN for queries that see a key that is not finite, else 0; None: all 0
+    addend: Tensor | None
+
+
+def clean(
+    keys: Tensor, value: Tensor, mask: Tensor | None, key_range: KeyRange, queries: Sequence[int]
+) -> Cleaned:
+    """Keys (B, H, M, S, D) and value (B, H, S, E) with 0 in place of positions that hold NaN or Inf.
+
+    ``queries`` is (Hq, L). Without a mask (broadcastable to (B, Hq, L, S)), causality, window and segments every
+    query sees every key, and nothing is to do.
+    """
+    if (mask is None and key_range.is_whole) or _is_finite(keys, value):
+        return Cleaned(keys, value, None)
+    bad = ~(keys.isfinite().all(-1).all(2) & value.isfinite().all(-1))  # (B, H, S)
+    seen = bad.repeat_interleave(queries[0] // max(1, bad.shape[1]), 1)
+    rows = _queries_that_see(seen, mask, key_range, queries[1])
+    addend = torch.zeros_like(rows, dtype=value.dtype).masked_fill(rows, torch.nan).unsqueeze(-1)
+    keys = keys.masked_fill(bad[:, :, None, :, None], 0.0)
+    return Cleaned(keys, value.masked_fill(bad.unsqueeze(-1), 0.0), addend)
+
+
+def _is_finite(keys: Tensor, value: Tensor) -> bool:
+    """Whether all are finite for certain. A look at values, so only on the CPU and outside torch.compile."""
+    if keys.device.type != "cpu" or not (is_plain(keys) and is_plain(value)):
+        return False
+    dtype = torch.promote_types(keys.dtype, torch.float32)
+    return bool((keys.detach().sum(dtype=dtype) + value.detach().sum(dtype=dtype)).isfinite())
+
+
+def _queries_that_see(bad: Tensor, mask: Tensor | None, key_range: KeyRange, num_queries: int) -> Tensor:
+    """Bool (B, Hq, L or 1): the queries with any of the keys ``bad`` (B, Hq, S) among those that they see."""
+    num_keys = bad.shape[-1]
+    if mask is not None and mask.shape[2] > 1:
+        pairs = admitted(mask)
+        if not key_range.is_whole:
+            pairs = pairs & key_range.mask(num_queries, num_keys, bad.device)
+        return (pairs & bad.unsqueeze(2)).any(-1)
+    if mask is not None:
+        bad = bad & admitted(mask)[:, :, 0]
+    if key_range.is_whole:
+        return bad.any(-1, keepdim=True)
+    # the number of bad keys before each position: more before the last key that a query sees than before the first
+    before = pad(bad.long().cumsum(-1), (1, 0))
+    bounds = key_range.bounds(slice(0, num_queries), num_queries, num_keys, bad.device)
+    first, last = (
+        before.gather(2, x.clamp(0, num_keys)[:, None].expand(*bad.shape[:2], num_queries)) for x in bounds
+    )
+    return last > first

@@ -10,23 +10,31 @@ except ModuleNotFoundError as error:
     raise ImportError(message, name=error.name) from None
 
 from mgk.models.causal_lm import MgkForCausalLM
-from mgk.models.configuration import MgkConfig
+from mgk.models.configuration import AUTO_CLASSES, MgkConfig
 from mgk.models.heads import (
     MgkForDocumentRetrieval,
     MgkForImageClassification,
+    MgkForMaskedLM,
+    MgkForQuestionAnswering,
     MgkForSequenceClassification,
+    MgkForTokenClassification,
     MgkRetrievalOutput,
 )
+from mgk.models.m_step_callback import MStepCallback
 from mgk.models.model_card import write_card
 from mgk.models.modeling import MgkModel, MgkPreTrainedModel
 from mgk.models.transformers_cache import cache_bytes
 
 __all__ = [
+    "MStepCallback",
     "MgkConfig",
     "MgkForCausalLM",
     "MgkForDocumentRetrieval",
     "MgkForImageClassification",
+    "MgkForMaskedLM",
+    "MgkForQuestionAnswering",
     "MgkForSequenceClassification",
+    "MgkForTokenClassification",
     "MgkModel",
     "MgkPreTrainedModel",
     "MgkRetrievalOutput",
@@ -34,11 +42,6 @@ __all__ = [
     "write_card",
 ]
 
-transformers.AutoConfig.register(MgkConfig.model_type, MgkConfig, exist_ok=True)
-for _auto, _model in (
-    (transformers.AutoModel, MgkModel),
-    (transformers.AutoModelForSequenceClassification, MgkForSequenceClassification),
-    (transformers.AutoModelForCausalLM, MgkForCausalLM),
-    (transformers.AutoModelForImageClassification, MgkForImageClassification),
-):
-    _auto.register(MgkConfig, _model, exist_ok=True)
+for _auto, _name in AUTO_CLASSES.items():
+    _key = MgkConfig.model_type if _auto == "AutoConfig" else MgkConfig
+    getattr(transformers, _auto).register(_key, globals()[_name], exist_ok=True)

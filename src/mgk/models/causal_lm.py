@@ -13,7 +13,17 @@ from transformers.utils import can_return_tuple
 
 from mgk.functional.mixture.inputs import compute_dtype
 from mgk.models.configuration import MgkConfig
-from mgk.models.modeling import IGNORE, MgkModel, MgkPreTrainedModel, NumItems, OutputOptions, check_targets, class_loss
+from mgk.models.modeling import (
+    IGNORE,
+    MgkModel,
+    MgkPreTrainedModel,
+    NumItems,
+    OutputOptions,
+    check_attn_implementation,
+    check_shape,
+    check_targets,
+    class_loss,
+)
 
 # Logits at a time where only losses are needed: 128 MB in float32.
 MAX_LOGITS = 2**25
@@ -39,6 +49,7 @@ class MgkForCausalLM(MgkPreTrainedModel, GenerationMixin):
     _tied_weights_keys: ClassVar[dict[str, str]] = {"lm_head.weight": "model.embeddings.tokens.weight"}
 
     def __init__(self, config: MgkConfig) -> None:
+        check_attn_implementation(config)
         if not config.is_decoder:
             config = copy.deepcopy(config)
             config.is_decoder = True
@@ -74,7 +85,9 @@ class MgkForCausalLM(MgkPreTrainedModel, GenerationMixin):
             raise TypeError(f"the output embeddings must be an nn.Linear, got {got}")
         self.lm_head = new_embeddings
 
-    def resize_token_embeddings(self, new_num_tokens: int | None = None, *args: Any, **kwargs: Any) -> nn.Embedding:
+    def resize_token_embeddings(
+        self, new_num_tokens: int | None = None, *args: Any, **kwargs: Any
+    ) -> nn.Embedding:
         """Change the size of the vocabulary; an adaptive softmax, whose clusters are fixed, raises."""
         if self.adaptive_softmax is not None and (new_num_tokens is not None or args or kwargs):
             raise ValueError("an adaptive softmax cannot be resized: adaptive_cutoffs are fixed")
@@ -99,7 +112,8 @@ class MgkForCausalLM(MgkPreTrainedModel, GenerationMixin):
         Args:
             input_ids: int64 (B, L).
             attention_mask: (B, past + L), 1 for real tokens.
-            position_ids: (B, L); see :meth:`MgkModel.forward`.
+            position_ids: (B, L); see :meth:`MgkModel.forward`. Where they restart, another packed
+                sequence begins; its first token is no target where ``labels`` say -100.
             past_key_values: From an earlier call.
             inputs_embeds: (B, L, hidden_size), in place of ``input_ids``.
             labels: (B, L), the tokens themselves; -100 is ignored.
@@ -108,7 +122,7 @@ class MgkForCausalLM(MgkPreTrainedModel, GenerationMixin):
             return_logits: None: unless an adaptive softmax has targets.
             **options: ``shift_labels`` (B, L), the token after each, in place of
                 ``labels``; ``num_items_in_batch``; ``output_attentions``;
-                ``output_hidden_states``.
+                ``output_hidden_states``; ``seq_idx``, ``cu_seq_lens_q`` and its kin.
         """
         targets = options.pop("shift_labels", None)
         num_items = options.pop("num_items_in_batch", None)
@@ -130,7 +144,7 @@ class MgkForCausalLM(MgkPreTrainedModel, GenerationMixin):
         logits = self._logits(hidden, logits_to_keep) if return_logits else None
         loss = None
         if targets is not None:
-            _check_shape("labels", targets, hidden)
+            check_shape("labels", targets, hidden)
             is_whole = isinstance(logits_to_keep, int) and logits_to_keep == 0
             if logits is not None and is_whole and self.lm_head is not None:
                 flat = targets.flatten().to(logits.device)
@@ -155,7 +169,7 @@ class MgkForCausalLM(MgkPreTrainedModel, GenerationMixin):
         input_ids = input_ids.to(device)
         decoded = self.model(input_ids, attention_mask, use_cache=False, return_dict=True)
         hidden = decoded.last_hidden_state
-        _check_shape("targets", targets, hidden)
+        check_shape("targets", targets, hidden)
         targets = targets.to(device)
         losses = hidden.new_zeros(targets.shape, dtype=compute_dtype(hidden))
         losses[targets != IGNORE] = self._losses(hidden, targets)
@@ -188,6 +202,22 @@ class MgkForCausalLM(MgkPreTrainedModel, GenerationMixin):
             losses.append(cross_entropy(logits, t, reduction="none"))
         return torch.cat(losses)
 
+    @staticmethod
+    def create_masks_for_generate(
+        inputs_embeds: Tensor, attention_mask: Tensor | None, past_key_values: Cache, **unused: Any
+    ) -> Tensor:
+        """The mask (B, places of a static cache), which has one shape at every step of generation."""
+        if attention_mask is None:
+            attention_mask = inputs_embeds.new_zeros((inputs_embeds.shape[0], 0), dtype=torch.long)
+        missing = past_key_values.get_max_length() - attention_mask.shape[1]
+        return pad(attention_mask, (0, missing), value=1)
+
+    def init_continuous_batching(self, *args: Any, **kwargs: Any) -> Any:
+        """ValueError: its paged cache has no place for mixtures of keys."""
+        raise ValueError(
+            "continuous batching (a paged cache) is not supported: use generate() on padded batches"
+        )
+
     def _validate_generated_length(
         self, generation_config: Any, input_ids_length: int, has_default_max_length: bool
     ) -> None:
@@ -200,9 +230,3 @@ class MgkForCausalLM(MgkPreTrainedModel, GenerationMixin):
                 f"generation to {length} tokens needs {needed} positions, and position='learned'"
                 f" has max_position_embeddings={limit}: choose a smaller max_new_tokens"
             )
-
-
-def _check_shape(name: str, targets: Tensor, hidden: Tensor) -> None:
-    wanted, got = tuple(hidden.shape[:2]), tuple(targets.shape)
-    if got != wanted:
-        raise ValueError(f"{name} must have the shape of input_ids, {wanted}, got {got}")

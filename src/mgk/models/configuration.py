@@ -3,22 +3,43 @@
 import math
 import os
 import re
+from collections.abc import Iterable
+from dataclasses import fields
+from pathlib import Path
 from typing import Any, ClassVar, get_args
 
-from transformers import PreTrainedConfig
+from transformers import GenerationConfig, PreTrainedConfig
 from transformers.activations import ACT2FN
 
 from mgk import variants
+from mgk._util.files import write_file
+from mgk._util.suggestions import closest
 from mgk.functional import validation
 from mgk.nn.attention import check_options
 from mgk.variants import CHOICES, VARIANTS, Pooling, Position
 
 # Options of mgk.nn that have another name here, and those with the same.
-_NAMES = {"embed_dim": "hidden_size", "num_heads": "num_attention_heads", "variant": "attention"}
-_SAME = ("head_dim", "num_mixtures", "e_step", "prior", "variance", "feature_map", "backend")
+_NAMES = {
+    "embed_dim": "hidden_size",
+    "num_heads": "num_attention_heads",
+    "variant": "attention",
+    "window": "sliding_window",
+}
+_SAME = (
+    "num_key_value_heads",
+    "head_dim",
+    "num_mixtures",
+    "kernel",
+    "e_step",
+    "prior",
+    "variance",
+    "feature_map",
+    "init",
+    "backend",
+)
 _CHOICES = {
     "attention": CHOICES["variant"],
-    **{name: CHOICES[name] for name in ("e_step", "prior", "variance", "feature_map")},
+    **{name: CHOICES[name] for name in ("kernel", "e_step", "prior", "variance", "feature_map")},
     "position": get_args(Position),
     "pooling": get_args(Pooling),
 }
@@ -27,26 +48,53 @@ _SIZES = (
     *("image_size", "num_channels", "num_labels"),
 )
 
+# Which class each Auto... class of transformers makes.
+AUTO_CLASSES: dict[str, str] = {
+    "AutoConfig": "MgkConfig",
+    "AutoModel": "MgkModel",
+    "AutoModelForCausalLM": "MgkForCausalLM",
+    "AutoModelForImageClassification": "MgkForImageClassification",
+    "AutoModelForMaskedLM": "MgkForMaskedLM",
+    "AutoModelForQuestionAnswering": "MgkForQuestionAnswering",
+    "AutoModelForSequenceClassification": "MgkForSequenceClassification",
+    "AutoModelForTokenClassification": "MgkForTokenClassification",
+}
+# A saved folder says so by this module, whose imports transformers tries: "pip install mgk" where they fail.
+_CODE_NAME = "modeling_mgk"
+_CODE = f'''"""trust_remote_code=True loads the model by this file where mgk is installed: pip install 'mgk[train]'."""
+
+from mgk.models import {", ".join(AUTO_CLASSES.values())}
+
+__all__ = {list(AUTO_CLASSES.values())}
+'''
+
 
 class MgkConfig(PreTrainedConfig):
     """The configuration of a transformer with mixture attention.
 
-    Values are checked here and again by every model. Unknown keywords are kept.
+    Values are checked here, by every model and when saved. Unknown keywords are
+    kept, save those that look like a misspelt one.
 
     Attributes:
         attention: "softmax", "linear", "mgk", "smgk", "mlk" or "smlk".
         vocab_size: Token ids are below it.
         hidden_size: Width of the model.
         num_hidden_layers: Layers.
-        num_attention_heads: H.
+        num_attention_heads: Hq, of queries.
+        num_key_value_heads: H, of keys and values, which divides Hq; None: Hq.
+        sliding_window: W: a token of a decoder sees itself and the W - 1 before it, of an
+            encoder W on either side; None: all. Not for the linear variants.
         head_dim: D; None: ``hidden_size / num_attention_heads``.
         intermediate_size: Width of the feed-forward network.
         num_mixtures: M, the components of a key.
+        kernel: "gaussian" (Eq. 9) or "dot" (Eq. 8; not for linear variants).
         e_step: "soft" (Eq. 9), or "hard" (Eq. 12; not for linear variants).
         prior: "learned" by SGD, "em" (M-step) or "uniform".
         prior_momentum: Share of an "em" prior or variance that an M-step keeps.
         variance: "constant" (sqrt(D)), "learned" or "em".
         feature_map: Linear variants: "elu", "favor" or "dpfp".
+        init: The start of queries, keys and shifts: "paper", "narrow", or the
+            standard deviation of the scores q.k / sqrt(D).
         backend: "auto" or one of ``mgk.available_backends()``.
         max_position_embeddings: Longest input in training; a limit only with
             ``position="learned"``.
@@ -71,6 +119,7 @@ class MgkConfig(PreTrainedConfig):
         pad_token_id: For generation; models mask by ``attention_mask`` only.
         bos_token_id: For generation.
         eos_token_id: For generation; one id or several.
+        training: Facts for the model card; see :func:`mgk.models.write_card`.
     """
 
     model_type: ClassVar[str] = "mgk"
@@ -81,14 +130,18 @@ class MgkConfig(PreTrainedConfig):
     hidden_size: int = 128
     num_hidden_layers: int = 4
     num_attention_heads: int = 4
+    num_key_value_heads: int | None = None
+    sliding_window: int | None = None
     head_dim: int | None = None
     intermediate_size: int = 512
     num_mixtures: int = variants.DEFAULT_NUM_MIXTURES
+    kernel: str = variants.DEFAULT_KERNEL
     e_step: str = variants.DEFAULT_E_STEP
     prior: str = variants.DEFAULT_PRIOR
     prior_momentum: float = 0.0
     variance: str = variants.DEFAULT_VARIANCE
     feature_map: str = variants.DEFAULT_FEATURE_MAP
+    init: str | float = variants.DEFAULT_INIT
     backend: str = "auto"
     max_position_embeddings: int = 1024
     position: str = "learned"
@@ -110,20 +163,35 @@ class MgkConfig(PreTrainedConfig):
     pad_token_id: int | None = None
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None
+    training: dict[str, Any] | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
         """Check the values; derive the widths left open."""
         # before transformers makes names for that many labels
         if kwargs.get("num_labels") is not None:
             validation.positive_int("num_labels", kwargs["num_labels"])
+        self._check_names(kwargs)
         super().__post_init__(**kwargs)
         if isinstance(self.adaptive_cutoffs, tuple):
             self.adaptive_cutoffs = list(self.adaptive_cutoffs)
         self.check()
         if self.head_dim is None:
             self.head_dim = self.hidden_size // self.num_attention_heads
+        if self.num_key_value_heads is None:  # as other configurations have it, which libraries read
+            self.num_key_value_heads = self.num_attention_heads
         if self.classifier_hidden_size is None:
             self.classifier_hidden_size = self.intermediate_size
+
+    def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
+        """Write ``config.json``, and the code that loads it with ``trust_remote_code=True``."""
+        self.check()  # attributes may have been set since it was made: what is saved can be loaded
+        self.auto_map = {auto: f"{_CODE_NAME}.{name}" for auto, name in AUTO_CLASSES.items()}
+        super().save_pretrained(save_directory, *args, **kwargs)
+        write_file(Path(save_directory) / f"{_CODE_NAME}.py", _CODE)
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: str = "AutoConfig") -> None:
+        """Nothing: every saved folder names its classes, and their source stays here."""
 
     @classmethod
     def get_config_dict(
@@ -147,18 +215,27 @@ class MgkConfig(PreTrainedConfig):
             return None
         return (self.image_size // self.patch_size) ** 2
 
+    @property
+    def window(self) -> tuple[int, int] | None:
+        """The (left, right) of ``sliding_window``."""
+        width = self.sliding_window
+        if width is None:
+            return None
+        return (width - 1, 0) if self.is_decoder else (width, width)
+
     def attention_options(self) -> dict[str, Any]:
         """The arguments of :class:`mgk.nn.MixtureAttention`."""
         return {
             **{name: getattr(self, ours) for name, ours in _NAMES.items()},
             **{name: getattr(self, name) for name in _SAME},
+            "window": self.window,
             "dropout": 0.0 if self.is_linear else self.attention_probs_dropout_prob,
             "bias": True,
         }
 
     def check(self) -> None:
         """Raise ``ValueError`` or ``TypeError`` for a value that is not valid."""
-        optional = ("classifier_hidden_size", "patch_size")
+        optional = ("classifier_hidden_size", "patch_size", "sliding_window")
         given = (name for name in optional if getattr(self, name) is not None)
         for name in (*_SIZES, *given):
             validation.positive_int(name, getattr(self, name))
@@ -192,6 +269,17 @@ class MgkConfig(PreTrainedConfig):
                 if number is not None and not is_id:
                     raise ValueError(f"{name} must be from 0 to {last} (vocab_size - 1), got {number!r}")
 
+    def _check_names(self, unknown: Iterable[str]) -> None:
+        """Raise for keywords that are close to a field's name, or the name it has in mgk.nn."""
+        names = [field.name for field in fields(self)]
+        for name in unknown:
+            # properties, such as num_labels, and what older files hold for generation
+            if name == "auto_map" or hasattr(type(self), name) or hasattr(GenerationConfig(), name):
+                continue
+            near = _NAMES.get(name) or closest(name, names, cutoff=0.7)
+            if near is not None:
+                raise TypeError(f"MgkConfig has no {name!r}: did you mean {near!r}?")
+
     def _check_positions(self) -> None:
         width = self.head_dim or self.hidden_size // self.num_attention_heads
         if self.position == "rotary" and width % 2:
@@ -200,6 +288,8 @@ class MgkConfig(PreTrainedConfig):
             raise ValueError(f"position='sinusoidal' needs an even hidden_size, got {self.hidden_size}")
         if self.is_decoder and self.pooling == "cls":
             raise ValueError("pooling='cls' sees nothing in a decoder: use pooling='mean'")
+        if self.sliding_window is not None and self.pooling == "cls":
+            raise ValueError("pooling='cls' sees nothing beyond sliding_window: use pooling='mean'")
         if self.patch_size is not None and self.image_size % self.patch_size:
             wanted = f"a multiple of patch_size={self.patch_size}"
             raise ValueError(f"image_size must be {wanted}, got {self.image_size}")

@@ -1,16 +1,33 @@
-"""Classifiers of sequences, of images and of pairs of documents."""
+"""Heads of an encoder: classes of sequences, images, pairs of documents and tokens; masked tokens; answers."""
 
 from dataclasses import dataclass
-from typing import Any, Unpack
+from typing import Any, ClassVar, Unpack, cast
 
 import torch
 from torch import Tensor, nn
-from transformers.modeling_outputs import BaseModelOutputWithPast, ImageClassifierOutput, SequenceClassifierOutput
+from transformers.modeling_outputs import (
+    BaseModelOutputWithPast,
+    ImageClassifierOutput,
+    MaskedLMOutput,
+    QuestionAnsweringModelOutput,
+    SequenceClassifierOutput,
+    TokenClassifierOutput,
+)
 from transformers.utils import ModelOutput, can_return_tuple
 
 from mgk.functional.mixture.inputs import compute_dtype
 from mgk.models.configuration import MgkConfig
-from mgk.models.modeling import MgkModel, MgkPreTrainedModel, NumItems, OutputOptions, classification_loss
+from mgk.models.modeling import (
+    IGNORE,
+    MgkModel,
+    MgkPreTrainedModel,
+    NumItems,
+    OutputOptions,
+    check_shape,
+    class_loss,
+    classification_loss,
+)
+from mgk.models.packing import PackingOptions, find_segments, mean_of_segments
 
 
 class MgkClassifier(nn.Module):
@@ -57,9 +74,20 @@ class _Classification(MgkPreTrainedModel):
     def _encode(
         self, input_ids: Tensor | None, attention_mask: Tensor | None, **options: Any
     ) -> tuple[Tensor, BaseModelOutputWithPast]:
-        """The pooled vector (B, hidden_size), and all of the output."""
+        """The pooled vector (B, hidden_size), or (segments, hidden_size) of packed rows, and all of the output."""
+        given = input_ids if input_ids is not None else options.get("inputs_embeds")
+        ids = None
+        if given is not None and given.ndim > 1:
+            packing = cast("PackingOptions", options)
+            ids = find_segments(
+                packing, options.get("position_ids"), attention_mask, (given.shape[0], given.shape[1])
+            )
+            options["seq_idx"] = ids
         encoded = self.model(input_ids, attention_mask, use_cache=False, return_dict=True, **options)
-        return pool(encoded.last_hidden_state, attention_mask, self.config.pooling), encoded
+        hidden = encoded.last_hidden_state
+        if ids is not None:
+            return mean_of_segments(hidden, ids, attention_mask), encoded
+        return pool(hidden, attention_mask, self.config.pooling), encoded
 
     def _classify(self, vector: Tensor, labels: Tensor | None, num_items: NumItems) -> dict[str, Any]:
         """Logits (B, num_labels), and the loss where there are labels."""
@@ -86,6 +114,8 @@ class MgkForSequenceClassification(_Classification):
     ) -> SequenceClassifierOutput:
         """Logits (B, num_labels), and the loss where there are labels.
 
+        Of packed rows (``position_ids`` that restart, ``seq_idx``, ``cu_seq_lens_q``) the
+        logits are (segments, num_labels), in row order, and so are the labels.
         ``labels`` are classes (B,), numbers (B,) for a regression, or independent
         labels (B, num_labels). ``num_items_in_batch`` is the number of targets of
         the whole optimizer step. The rest is as in :meth:`MgkModel.forward`.
@@ -160,6 +190,9 @@ class MgkForDocumentRetrieval(_Classification):
         if input_ids.shape[:1] != input_ids_2.shape[:1]:
             wanted = f"as many rows as input_ids, {len(input_ids)}"
             raise ValueError(f"input_ids_2 must have {wanted}, got {len(input_ids_2)}")
+        for name in PackingOptions.__annotations__:
+            if options.get(name) is not None:
+                raise ValueError(f"{name} has no meaning for retrieval: give one pair of documents per row")
         # not in one batch: neither is padded to the length of the other
         x1, first = self._encode(input_ids, attention_mask, **options)
         x2, second = self._encode(input_ids_2, attention_mask_2, **options)
@@ -167,3 +200,152 @@ class MgkForDocumentRetrieval(_Classification):
         result = self._classify(vector, labels, num_items_in_batch)
         of_second = {f"{name}_2": states for name, states in _states(second).items()}
         return MgkRetrievalOutput(**result, **_states(first), **of_second)
+
+
+class _TokenHead(MgkPreTrainedModel):
+    """A linear map ``head_name`` of every token's vector."""
+
+    head_name: str
+
+    def __init__(self, config: MgkConfig, num_outputs: int, *, bias: bool = True) -> None:
+        super().__init__(config)
+        self.num_labels = config.num_labels
+        self.model = MgkModel(config)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.add_module(self.head_name, nn.Linear(config.hidden_size, num_outputs, bias=bias))
+        self.post_init()
+
+    def _encode(
+        self, input_ids: Tensor | None, attention_mask: Tensor | None, **options: Any
+    ) -> tuple[Tensor, BaseModelOutputWithPast]:
+        """Logits (B, L, outputs), and all of the encoder's output."""
+        encoded = self.model(input_ids, attention_mask, use_cache=False, return_dict=True, **options)
+        hidden = encoded.last_hidden_state
+        if self.config.pooling == "cls":
+            hidden = hidden[:, 1:]  # its first vector is no token
+        return self.get_submodule(self.head_name)(self.dropout(hidden)), encoded
+
+
+class MgkForTokenClassification(_TokenHead):
+    """Classify every token."""
+
+    head_name = "classifier"
+
+    def __init__(self, config: MgkConfig) -> None:
+        super().__init__(config, config.num_labels)
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        num_items_in_batch: NumItems = None,
+        **options: Unpack[OutputOptions],
+    ) -> TokenClassifierOutput:
+        """Logits (B, L, num_labels), and the loss where there are ``labels`` (B, L); -100 is ignored.
+
+        The rest is as in :meth:`MgkForSequenceClassification.forward`.
+        """
+        given = {"position_ids": position_ids, "inputs_embeds": inputs_embeds, **options}
+        logits, encoded = self._encode(input_ids, attention_mask, **given)
+        loss = None
+        if labels is not None:
+            check_shape("labels", labels, logits)
+            loss = class_loss(logits.flatten(0, 1), labels.flatten(), num_items_in_batch, "num_labels")
+        return TokenClassifierOutput(loss=loss, logits=logits, **_states(encoded))
+
+
+class MgkForMaskedLM(_TokenHead):
+    """Predict masked tokens, by the token vectors where ``config.tie_word_embeddings``."""
+
+    head_name = "lm_head"
+    _tied_weights_keys: ClassVar[dict[str, str]] = {"lm_head.weight": "model.embeddings.tokens.weight"}
+
+    def __init__(self, config: MgkConfig) -> None:
+        for name, is_wrong in (
+            ("is_decoder", config.is_decoder),
+            ("adaptive_cutoffs", config.adaptive_cutoffs),
+        ):
+            if is_wrong:
+                raise ValueError(f"{name} must not be set for MgkForMaskedLM: MgkForCausalLM has it")
+        super().__init__(config, config.vocab_size, bias=False)
+
+    def get_output_embeddings(self) -> nn.Module:
+        """The linear map to logits."""
+        return self.lm_head
+
+    def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
+        """Replace the linear map to logits."""
+        self.lm_head = new_embeddings
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        num_items_in_batch: NumItems = None,
+        **options: Unpack[OutputOptions],
+    ) -> MaskedLMOutput:
+        """Logits (B, L, vocab_size), and the loss where there are ``labels``.
+
+        ``labels`` (B, L) are the tokens that were masked, and -100 elsewhere. The rest is
+        as in :meth:`MgkForSequenceClassification.forward`.
+        """
+        given = {"position_ids": position_ids, "inputs_embeds": inputs_embeds, **options}
+        logits, encoded = self._encode(input_ids, attention_mask, **given)
+        loss = None
+        if labels is not None:
+            check_shape("labels", labels, logits)
+            loss = class_loss(logits.flatten(0, 1), labels.flatten(), num_items_in_batch, "vocab_size")
+        return MaskedLMOutput(loss=loss, logits=logits, **_states(encoded))
+
+
+class MgkForQuestionAnswering(_TokenHead):
+    """The first and the last token of an answer in the text."""
+
+    head_name = "qa_outputs"
+
+    def __init__(self, config: MgkConfig) -> None:
+        super().__init__(config, 2)
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        start_positions: Tensor | None = None,
+        end_positions: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        num_items_in_batch: NumItems = None,
+        **options: Unpack[OutputOptions],
+    ) -> QuestionAnsweringModelOutput:
+        """Logits of the start and of the end, (B, L) each, and the mean of both losses.
+
+        ``start_positions`` and ``end_positions`` (B,) beyond the input, as truncation
+        leaves them, are ignored. The rest is as in :meth:`MgkForSequenceClassification.forward`.
+        """
+        given = {"position_ids": position_ids, "inputs_embeds": inputs_embeds, **options}
+        logits, encoded = self._encode(input_ids, attention_mask, **given)
+        start, end = logits.unbind(-1)
+        loss = None
+        if start_positions is not None and end_positions is not None:
+            losses = [
+                class_loss(scores, _within(places, scores.shape[1]), num_items_in_batch, "L")
+                for scores, places in ((start, start_positions), (end, end_positions))
+            ]
+            loss = (losses[0] + losses[1]) / 2
+        return QuestionAnsweringModelOutput(
+            loss=loss, start_logits=start.contiguous(), end_logits=end.contiguous(), **_states(encoded)
+        )
+
+
+def _within(places: Tensor, length: int) -> Tensor:
+    places = places.view(-1)
+    return places.masked_fill((places < 0) | (places >= length), IGNORE)

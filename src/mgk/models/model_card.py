@@ -1,7 +1,7 @@
 """The model card: a README.md beside the weights."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,9 @@ _PIPELINES = {
     "MgkForSequenceClassification": "text-classification",
     "MgkForCausalLM": "text-generation",
     "MgkForImageClassification": "image-classification",
+    "MgkForTokenClassification": "token-classification",
+    "MgkForMaskedLM": "fill-mask",
+    "MgkForQuestionAnswering": "question-answering",
 }
 _FIELDS = (
     *("num_hidden_layers", "hidden_size", "num_attention_heads", "head_dim", "intermediate_size"),
@@ -36,7 +39,7 @@ _CARD = """---
 ## Training
 
 {training}
-
+{recipe}
 ## Results
 
 {metrics}
@@ -55,29 +58,45 @@ model = {name}.from_pretrained("path/to/this/folder")
 
 Saved by mgk {version}.
 """
+# The one command that makes the model again.
+_RECIPE = """
+<details>
+<summary>The recipe: save it as recipe.yaml, then <code>mgk train --recipe recipe.yaml --out RUN</code></summary>
+
+```yaml
+{recipe}```
+
+</details>
+"""
 
 
 def write_card(
-    folder: str | os.PathLike[str], config: MgkConfig, training: Mapping[str, Any] | None = None
+    folder: str | os.PathLike[str],
+    config: MgkConfig,
+    training: Mapping[str, Any] | None = None,
+    *,
+    tags: Iterable[str] = (),
 ) -> Path | None:
     """Write ``README.md`` beside a saved model; None where one was edited by hand.
 
     Args:
         folder: Of ``config.json`` and the weights.
         config: The model's.
-        training: "task", "data", "steps", "seed", "metrics" (a mapping) and other
-            facts; None: ``config.training``.
+        training: "task", "data", "steps", "seed", "metrics" (a mapping), "recipe"
+            (the text of a file) and other facts; None: ``config.training``.
+        tags: More tags, such as those of ``model.add_model_tags``.
     """
     path = Path(folder) / FILE_NAME
     if path.exists() and MARK not in path.read_text(encoding="utf-8", errors="replace"):
         return None
     if training is None:
-        training = getattr(config, "training", None)
+        training = config.training
     facts = dict(training or {})
+    recipe = facts.pop("recipe", None)
     metrics = facts.pop("metrics", None) or {}
     name = (config.architectures or ["MgkModel"])[0]
-    tags = ["mgk", config.attention, "transformers"]
-    front: dict[str, Any] = {"library_name": "mgk", "tags": tags}
+    all_tags = dict.fromkeys(["mgk", config.attention, "transformers", *tags])  # each once
+    front: dict[str, Any] = {"library_name": "mgk", "tags": list(all_tags)}
     if name in _PIPELINES:
         front["pipeline_tag"] = _PIPELINES[name]
     about = f"A transformer with {config.attention} attention, the baseline of the mixtures of keys."
@@ -93,6 +112,7 @@ def write_card(
         attention=config.attention,
         about=about,
         training=_table(facts) or "Nothing is recorded: the weights may be untrained.",
+        recipe=_RECIPE.format(recipe=recipe) if recipe else "",
         metrics=_table(metrics) or "None are recorded.",
         fields=_table({field: getattr(config, field) for field in _FIELDS}),
         version=mgk.__version__,

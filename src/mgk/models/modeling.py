@@ -1,11 +1,12 @@
 """The pre-norm transformer below every head, with its loading, saving and losses."""
 
+import inspect
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from logging import LogRecord, getLogger
-from typing import Any, ClassVar, TypedDict
+from typing import Any, ClassVar
 
 import torch
 from safetensors import SafetensorError
@@ -20,26 +21,31 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.utils import can_return_tuple, logging
 
 from mgk import nn as mgk_nn
+from mgk._util.suggestions import did_you_mean
 from mgk.functional.linear.feature_maps import favor_projection
 from mgk.functional.mixture.inputs import compute_dtype
 from mgk.models.configuration import MgkConfig
 from mgk.models.model_card import write_card
+from mgk.models.packing import PackingOptions, find_segments, restarting_positions
 from mgk.models.private_names import LOAD_REPORT
 from mgk.models.transformers_cache import core_cache
+from mgk.nn import caches
 from mgk.nn.em import EMModule
 from mgk.variants import VARIANTS
 
 _log = logging.get_logger(__name__)
 _weights_log = logging.get_logger("transformers.mgk")
 IGNORE = -100  # as in cross_entropy
+_PASSED_ON = ("tokenizer", "assistant_tokenizer")
+VARIANT_MARK = "attention_name"  # the buffer of a model with its variant
 
 NumItems = Tensor | int | None
 _SHOWN = 3  # names in a message
 _RESETS_ITSELF = (mgk_nn.MixtureAttention, mgk_nn.LearnedPrior, mgk_nn.LearnedVariance, EMModule)
 
 
-class OutputOptions(TypedDict, total=False):
-    """What else a model returns; ``config`` has the defaults."""
+class OutputOptions(PackingOptions, total=False):
+    """Where packed sequences are, and what else a model returns; ``config`` has the defaults."""
 
     output_attentions: bool | None  # weights (B, H, L, S) of every layer
     output_hidden_states: bool | None  # embeddings and layers, the last one normed
@@ -100,7 +106,7 @@ class MgkEmbeddings(nn.Module):
             sines = sinusoids(position_ids, self.hidden_size).to(vectors.dtype)
             vectors = vectors * math.sqrt(self.hidden_size) + sines
         if self.cls is not None:
-            first = self.cls.to(vectors.dtype).expand(len(vectors), 1, -1)
+            first = self.cls.to(vectors.dtype).expand(vectors.shape[0], 1, -1)
             vectors = torch.cat([first, vectors], 1)
         return self.dropout(vectors)
 
@@ -161,12 +167,13 @@ class MgkFeedForward(nn.Module):
 def make_attention(config: MgkConfig) -> mgk_nn.MixtureAttention:
     """The attention of one layer."""
     options = config.attention_options()
-    heads, momentum = config.num_attention_heads, config.prior_momentum
+    heads = config.num_key_value_heads or config.num_attention_heads
+    momentum = config.prior_momentum
     mixtures = VARIANTS[config.attention].num_components(config.num_mixtures)
     if config.prior == "em":
         options["prior"] = mgk_nn.EMPrior(heads, mixtures, momentum=momentum)
     if config.variance == "em":
-        width = config.head_dim or config.hidden_size // heads
+        width = config.head_dim or config.hidden_size // config.num_attention_heads
         options["variance"] = mgk_nn.EMVariance(heads, mixtures, width, momentum=momentum)
     return mgk_nn.MixtureAttention(**options)
 
@@ -182,7 +189,9 @@ class MgkLayer(GradientCheckpointingLayer):
         self.mlp = MgkFeedForward(config)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
-    def forward(self, hidden: Tensor, *, need_weights: bool = False, **options: Any) -> tuple[Tensor, Tensor | None]:
+    def forward(
+        self, hidden: Tensor, *, need_weights: bool = False, **options: Any
+    ) -> tuple[Tensor, Tensor | None]:
         """The output (B, L, hidden_size), and the weights (B, H, L, S) if needed.
 
         ``options`` are those of :meth:`mgk.nn.MixtureAttention.forward`.
@@ -195,6 +204,16 @@ class MgkLayer(GradientCheckpointingLayer):
 
     def _drop(self, x: Tensor) -> Tensor:
         return self.dropout(x) if self.training else x  # module calls slow decoding
+
+
+def check_attn_implementation(config: MgkConfig) -> None:
+    """Raise for a kernel of transformers, and forget it: ``from_config`` has put it there."""
+    asked = config._attn_implementation
+    if asked not in (None, "eager"):
+        config._attn_implementation = None
+        raise ValueError(
+            f"attn_implementation must be 'eager' or left out, got {asked!r}: backend chooses the kernel"
+        )
 
 
 class MgkPreTrainedModel(PreTrainedModel):
@@ -221,28 +240,38 @@ class MgkPreTrainedModel(PreTrainedModel):
         if config.patch_size is not None and not self.takes_patches:
             name = type(self).__name__
             raise ValueError(f"patch_size must be None for {name}; MgkForImageClassification reads patches")
+        check_attn_implementation(config)
         super().__init__(config, *args, **kwargs)
 
     @classmethod
-    def from_pretrained(cls, name_or_path: str | os.PathLike[str] | None, *args: Any, **kwargs: Any) -> Any:
+    def from_pretrained(
+        cls, pretrained_model_name_or_path: str | os.PathLike[str] | None, *args: Any, **kwargs: Any
+    ) -> Any:
         """Load weights from safetensors; what is missing, corrupt or misfits raises.
+
+        Another variant, missing and unexpected weights raise ValueError, another
+        shape raises RuntimeError, as in transformers.
 
         From a checkpoint of another class (``architectures`` in ``config.json``)
         the transformer is loaded, and a missing head is initialised.
         """
         load = super().from_pretrained
-        return checked_from_pretrained(cls, load, name_or_path, *args, **kwargs)
+        return checked_from_pretrained(cls, load, pretrained_model_name_or_path, *args, **kwargs)
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
         """Save configuration, weights and a card (:func:`mgk.models.write_card`)."""
         super().save_pretrained(save_directory, *args, **kwargs)
         is_main = args[0] if args else kwargs.get("is_main_process", True)
         if is_main:
-            write_card(save_directory, self.config)
+            write_card(save_directory, self.config, tags=self.model_tags or ())
 
     def m_step(self) -> None:
         """Every layer's M-step: once per optimizer step, on every rank."""
         mgk_nn.m_step_all(self)
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: str = "AutoModel") -> None:
+        """Nothing: every saved folder names its classes, and their source stays here."""
 
     @classmethod
     def is_custom_code(cls) -> bool:
@@ -267,6 +296,8 @@ class MgkPreTrainedModel(PreTrainedModel):
             init.zeros_(module.bias)
         elif isinstance(module, MgkEmbeddings) and module.cls is not None:
             init.normal_(module.cls, std=std)
+        elif isinstance(module, MgkModel):
+            init.copy_(module.get_buffer(VARIANT_MARK), _mark(module.config.attention))
         elif isinstance(module, mgk_nn.Favor):
             seed = int(torch.randint(2**31, (), device="cpu"))
             drawn = favor_projection(module.head_dim, module.num_features, seed)
@@ -283,6 +314,9 @@ class MgkModel(MgkPreTrainedModel):
         self.embeddings = MgkEmbeddings(config)
         self.layers = nn.ModuleList(MgkLayer(config) for _ in range(config.num_hidden_layers))
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        # equal shapes do not tell mlk from mgk: the weights say what they were trained as
+        self.register_buffer(VARIANT_MARK, _mark(config.attention))
+        self.register_load_state_dict_pre_hook(_check_mark)
         self.gradient_checkpointing = False
         if config.patch_size is not None:
             self.main_input_name = "pixel_values"
@@ -313,6 +347,12 @@ class MgkModel(MgkPreTrainedModel):
         use_cache: bool | None = None,
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
+        seq_idx: Tensor | None = None,
+        cu_seq_lens_q: Tensor | None = None,
+        cu_seq_lens_k: Tensor | None = None,
+        max_length_q: int | None = None,
+        max_length_k: int | None = None,
+        **unused: Any,
     ) -> BaseModelOutputWithPast:
         """``last_hidden_state`` (B, L, hidden_size), normed; "cls" comes first of L + 1.
 
@@ -321,41 +361,66 @@ class MgkModel(MgkPreTrainedModel):
             attention_mask: (B, past + L), 1 or True for real tokens.
             inputs_embeds: (B, L, hidden_size), in place of ``input_ids``.
             pixel_values: (B, C, H, W), of a model with ``config.patch_size``.
-            position_ids: (B, L) or (1, L); None: real tokens from 0 on.
+            position_ids: (B, L) or (1, L); None: real tokens from 0 on. Where they fall or stay,
+                another packed sequence begins (without ``attention_mask`` and cache).
             past_key_values: Of a decoder: from an earlier call.
             use_cache: None: ``config.use_cache``, False in training.
             output_attentions: Return weights (B, H, L, S) of every layer.
             output_hidden_states: Return embeddings and the output of every layer.
+            seq_idx: int (B, past + L), of packed sequences: a token sees its own, a run of equal
+                numbers, whose positions start at 0.
+            cu_seq_lens_q: int (sequences + 1,), in its place for one row: where each sequence
+                begins, and the row's end.
+            cu_seq_lens_k: Accepted beside it and not needed, like the next two.
+            max_length_q: Of the longest sequence.
+            max_length_k: Of the longest sequence.
+            **unused: What transformers' ``generate`` passes on; other names raise.
         """
         config = self.config
+        _check_unused(unused)
         vectors = self.embeddings.embed(input_ids, inputs_embeds, pixel_values)
         batch, length = vectors.shape[:2]
         cache = self._cache(past_key_values, use_cache)
         attentions: list[Any] = [layer.attention for layer in self.layers]
-        caches = [None if cache is None else core_cache(cache, i, x) for i, x in enumerate(attentions)]
-        past = 0 if caches[0] is None else caches[0].length
+        layer_caches = [None if cache is None else core_cache(cache, i, x) for i, x in enumerate(attentions)]
+        tokens = TokenPlaces(layer_caches[0], batch, length, vectors.device)
         if output_attentions is None:
             output_attentions = config.output_attentions
         if output_hidden_states is None:
             output_hidden_states = config.output_hidden_states
-        if output_attentions and past and config.is_linear:
+        if output_attentions and config.is_linear and tokens.has_past:
             state = f"the state of attention={config.attention!r}"
             raise ValueError(f"output_attentions cannot be computed from {state}: use use_cache=False")
-        key_mask = _key_mask(attention_mask, batch, past + length)
-        position_ids = self._positions(position_ids, key_mask, past, length, vectors.device)
+        key_mask = tokens.key_mask(attention_mask)
+        packing: PackingOptions = {"seq_idx": seq_idx, "cu_seq_lens_q": cu_seq_lens_q}
+        past = tokens.num_keys - length
+        segment_ids = find_segments(packing, position_ids, attention_mask, (batch, length), past)
+        if segment_ids is not None:
+            if self.embeddings.cls is not None:
+                raise ValueError("pooling='cls' has one vector per row: packed sequences need pooling='mean'")
+            if position_ids is None:
+                position_ids = restarting_positions(segment_ids)[:, past:]
+        if position_ids is None:
+            position_ids = tokens.positions(key_mask)
+        self._check_positions(position_ids, tokens.num_keys)
         hidden = self.embeddings(vectors, position_ids)
         if self.embeddings.cls is not None:
             key_mask = None if key_mask is None else pad(key_mask, (1, 0), value=True)
             position_ids = pad(position_ids, (1, 0))
         options: dict[str, Any] = {"key_mask": key_mask, "is_causal": config.is_decoder}
+        options["segment_ids"] = segment_ids
         if config.position == "rotary":
             options["rotary"] = mgk_nn.rotary_tables(position_ids, attentions[0].head_dim)
         all_hidden, all_weights = [hidden], []
-        for layer, layer_cache in zip(self.layers, caches, strict=True):
-            hidden, weights = layer(hidden, need_weights=output_attentions, cache=layer_cache, **options)
-            all_hidden.append(hidden)
-            all_weights.append(weights)
-        hidden = self.norm(hidden)
+        with ExitStack() as stack:
+            for layer_cache in layer_caches:
+                if layer_cache is not None:
+                    stack.enter_context(layer_cache.unchanged_on_error())
+            for layer, layer_cache in zip(self.layers, layer_caches, strict=True):
+                hidden, weights = layer(hidden, need_weights=output_attentions, cache=layer_cache, **options)
+                all_hidden.append(hidden)
+                all_weights.append(weights)
+            hidden = self.norm(hidden)
         return BaseModelOutputWithPast(
             last_hidden_state=hidden,
             past_key_values=cache,
@@ -382,34 +447,87 @@ class MgkModel(MgkPreTrainedModel):
             use_cache = self.config.use_cache and not self.training
         return DynamicCache() if use_cache else None
 
-    def _positions(
-        self, position_ids: Tensor | None, key_mask: Tensor | None, past: int, length: int, device: torch.device
-    ) -> Tensor:
-        """Positions (B or 1, L): as given, or real tokens from 0 on."""
-        if position_ids is None and key_mask is None:
-            position_ids = torch.arange(past, past + length, device=device).unsqueeze(0)
-        elif position_ids is None:
-            assert key_mask is not None
-            position_ids = (key_mask.cumsum(1) - 1).clamp_min(0)[:, past:]
-        if torch.compiler.is_compiling() or self.config.position != "learned":
-            return position_ids
+    def _check_positions(self, position_ids: Tensor, num_keys: int) -> None:
+        """Raise where a position has no vector."""
         limit = self.config.max_position_embeddings
+        if torch.compiler.is_compiling() or self.config.position != "learned" or num_keys <= limit:
+            return
         # reading values waits for the device: only where one can be too large
-        if past + length > limit and (last := int(position_ids.max())) >= limit:
+        if (last := int(position_ids.max())) >= limit:
             raise ValueError(
                 f"the input reaches position {last}, and position='learned' has"
                 f" max_position_embeddings={limit}: give a shorter input"
             )
-        return position_ids
 
 
-def _key_mask(attention_mask: Tensor | None, batch: int, num_keys: int) -> Tensor | None:
-    if attention_mask is None:
-        return None
-    wanted, got = (batch, num_keys), tuple(attention_mask.shape)
-    if got != wanted:
-        raise ValueError(f"attention_mask must have shape (B, past + L) = {wanted}, got {got}")
-    return attention_mask.bool()
+def _check_unused(unused: Mapping[str, Any]) -> None:
+    """Raise for arguments that mean something; None and what ``generate`` passes on mean nothing here."""
+    for name, value in unused.items():
+        if value is not None and name not in _PASSED_ON:
+            known = [x for x in inspect.signature(MgkModel.forward).parameters if x not in ("self", "unused")]
+            raise TypeError(f"forward got an unexpected argument {name!r}: {did_you_mean(name, known)}")
+
+
+class TokenPlaces:
+    """Where the L new tokens of a forward stand among the keys: after those in the cache."""
+
+    def __init__(self, cache: caches.Cache | None, batch: int, length: int, device: torch.device) -> None:
+        self.batch, self.length, self.device = batch, length, device
+        self.has_past = cache is not None and cache.batch is not None
+        self.static = cache if isinstance(cache, caches.StaticCache) else None
+        self.past = 0 if cache is None or self.static else cache.length
+        # a static cache has as many keys as places
+        self.num_keys = self.static.max_length if self.static else self.past + length
+
+    def key_mask(self, attention_mask: Tensor | None) -> Tensor | None:
+        """Bool (B, number of keys), True for real tokens."""
+        if attention_mask is None:
+            return None
+        got, wanted = tuple(attention_mask.shape), (self.batch, self.num_keys)
+        if got != wanted and self.static is not None:
+            wanted = (self.batch, self.static.length + self.length)
+        if got != wanted:
+            raise ValueError(f"attention_mask must have shape (B, past + L) = {wanted}, got {got}")
+        # no query sees the places that are still empty
+        attention_mask = pad(attention_mask, (0, self.num_keys - got[1]), value=1)
+        if attention_mask.dtype == torch.bool:
+            return attention_mask
+        # reading whole numbers would wait for a device at every token; additive masks are mostly floats
+        is_cheap = attention_mask.is_floating_point() or attention_mask.device.type == "cpu"
+        if is_cheap and not torch.compiler.is_compiling() and bool((attention_mask < 0).any()):
+            least = attention_mask.min().item()
+            raise ValueError(
+                f"attention_mask must be 1 for real tokens and 0 for padding, not additive, got {least}"
+            )
+        return attention_mask.bool()
+
+    def positions(self, key_mask: Tensor | None) -> Tensor:
+        """Positions (B or 1, L): real tokens from 0 on."""
+        if self.static is None:
+            places = torch.arange(self.past, self.past + self.length, device=self.device)
+        else:
+            places = self.static.places(self.length).to(self.device)
+        if key_mask is None:
+            return places.unsqueeze(0)
+        return (key_mask.cumsum(1) - 1).clamp_min(0).index_select(1, places)
+
+
+def _mark(attention: str) -> Tensor:
+    """The variant's name as ASCII codes, uint8 (8,)."""
+    return torch.tensor(list(attention.encode().ljust(8, b"\0")), dtype=torch.uint8)
+
+
+def _check_mark(model: nn.Module, state_dict: dict[str, Tensor], prefix: str, *args: Any) -> None:
+    """Before ``load_state_dict``: raise for another variant; weights without a mark pass."""
+    config: Any = model.config
+    attention = config.attention
+    mark = state_dict.setdefault(prefix + VARIANT_MARK, _mark(attention))
+    if (found := _marked(mark)) != attention:
+        raise ValueError(f"the weights do not fit attention={attention!r}: they are of attention={found!r}")
+
+
+def _marked(mark: Tensor) -> str:
+    return bytes(mark.tolist()).rstrip(b"\0").decode(errors="replace")
 
 
 def checked_from_pretrained(
@@ -435,12 +553,17 @@ def checked_from_pretrained(
 def check_weights(cls: Any, model: Any, info: dict[str, Any], place: object, may_mismatch: bool) -> set[str]:
     """Raise where weights do not fit; return the names of new ones."""
     prefix = f"{cls.base_model_prefix}."
-    parts = {name for name, _ in model.base_model.named_children()}
+    base = model.base_model
+    misfit = f"the weights of {place} do not fit {cls.__name__} with attention={model.config.attention!r}"
+    if (found := _marked(base.get_buffer(VARIANT_MARK))) != model.config.attention:
+        raise ValueError(f"{misfit}: they are of attention={found!r}")
+    parts = {VARIANT_MARK, *(name for name, _ in base.named_children())}
 
     def is_of_transformer(name: str) -> bool:
         return name.removeprefix(prefix).partition(".")[0] in parts
 
     missing, unexpected = set(info["missing_keys"]), set(info["unexpected_keys"])
+    missing -= {VARIANT_MARK, prefix + VARIANT_MARK}
     mismatched = {name: f"{name} {tuple(size)}" for name, size, _ in info["mismatched_keys"]}
     new: set[str] = set(mismatched)
     architectures = model.config.architectures
@@ -449,15 +572,14 @@ def check_weights(cls: Any, model: Any, info: dict[str, Any], place: object, may
         if head <= missing:  # an incomplete head is an error
             missing, new = missing - head, new | head
         unexpected = set(filter(is_of_transformer, unexpected))
-    misfits: dict[str, Iterable[str]] = {
-        "missing": missing,
-        "unexpected": unexpected,
-        "of another shape": [] if may_mismatch else mismatched.values(),
-    }
-    for kind, names in misfits.items():
+    for kind, names in (("missing", missing), ("unexpected", unexpected)):
         if names:
-            model_name = f"{cls.__name__} with attention={model.config.attention!r}"
-            raise ValueError(f"the weights of {place} do not fit {model_name}: {kind} are {_some(names)}")
+            raise ValueError(f"{misfit}: {kind} are {_some(names)}")
+    if mismatched and not may_mismatch:
+        way = (
+            "" if any(map(is_of_transformer, mismatched)) else "; ignore_mismatched_sizes=True starts them anew"
+        )
+        raise RuntimeError(f"{misfit}: of another shape are {_some(mismatched.values())}{way}")
     return new
 
 
@@ -483,7 +605,9 @@ def _without_report() -> Iterator[None]:
         logger.removeFilter(keep)
 
 
-def classification_loss(logits: Tensor, labels: Tensor, problem_type: str | None, num_items: NumItems) -> Tensor:
+def classification_loss(
+    logits: Tensor, labels: Tensor, problem_type: str | None, num_items: NumItems
+) -> Tensor:
     """Cross entropy of classes (B,) or labels (B, num_labels), or squared error.
 
     Without ``problem_type`` one output is a regression, whole numbers are classes
@@ -510,6 +634,13 @@ def class_loss(logits: Tensor, targets: Tensor, num_items: NumItems, limit_name:
     check_targets(targets, logits.shape[-1], limit_name)
     logits = logits.to(compute_dtype(logits))
     return _over(num_items, cross_entropy, logits, targets)
+
+
+def check_shape(name: str, targets: Tensor, hidden: Tensor) -> None:
+    """Targets are (B, L), as ``hidden`` (B, L, ...) is."""
+    wanted, got = tuple(hidden.shape[:2]), tuple(targets.shape)
+    if got != wanted:
+        raise ValueError(f"{name} must have the shape of input_ids, {wanted}, got {got}")
 
 
 def check_targets(targets: Tensor, limit: int, limit_name: str) -> None:

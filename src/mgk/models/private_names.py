@@ -1,4 +1,4 @@
-"""Names without a promise to stay that mgk.nn and mgk.models override, and why."""
+"""Names without a promise to stay that mgk.nn and mgk.models override or use, and why."""
 
 PRIVATE_NAMES: dict[str, str] = {
     "torch.nn.Module._apply": "Module.to has no hook: the M-step's buffers stay in float32",
@@ -14,6 +14,12 @@ PRIVATE_NAMES: dict[str, str] = {
     "transformers.PreTrainedModel._is_stateful": "no assisted decoding with a linear state",
     # generate() resolves max_length after its arguments
     "transformers.GenerationMixin._validate_generated_length": "knows the final max_length",
+}
+
+# Names that are read or set, not overridden.
+PRIVATE_ATTRIBUTES: dict[str, str] = {
+    "torch.nn.MultiheadAttention._qkv_same_embed_dim": "what nn.TransformerEncoder asks before it fuses",
+    "transformers.PreTrainedConfig._attn_implementation": "a refused request is forgotten",
 }
 
 # The logger and the start of the warning about missing weights, which an error replaces.

@@ -1,13 +1,19 @@
 """The caches of mgk.nn as layers of a transformers cache.
 
-On first use a :class:`CoreCacheLayer` replaces an empty layer of a ``DynamicCache``.
+On first use a :class:`CoreCacheLayer` replaces an empty layer of a ``DynamicCache`` or ``StaticCache``.
 """
 
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer
+from transformers.cache_utils import (
+    Cache,
+    CacheLayerMixin,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    StaticLayer,
+)
 
 from mgk.nn import KeyValueCache, MixtureAttention, caches
 
@@ -23,7 +29,7 @@ class CoreCacheLayer(CacheLayerMixin):
 
     @property
     def keys(self) -> Tensor | None:
-        """(B, H, M, S, D), before shifts; None for a state."""
+        """(B, H, M, S, D), before shifts, with a window the last ones; None for a state."""
         return self.core.keys if isinstance(self.core, KeyValueCache) else None
 
     @property
@@ -41,10 +47,17 @@ class CoreCacheLayer(CacheLayerMixin):
         """False for a state."""
         return self.core.is_croppable
 
+    @property
+    def is_compileable(self) -> bool:
+        """Whether one compiled step serves every length."""
+        return isinstance(self.core, caches.StaticCache)
+
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Nothing: ``core`` allocates itself."""
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
         """Append keys (B, H, M, L, D) and values (B, H, L, D); return all so far."""
         if not isinstance(self.core, KeyValueCache):
             raise TypeError("a cache of linear attention holds a state, not keys and values")
@@ -56,11 +69,12 @@ class CoreCacheLayer(CacheLayerMixin):
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """The keys of ``query_length`` new queries, and the first position."""
-        return self.core.length + query_length, 0
+        limit = self.get_max_length()
+        return limit if limit > 0 else self.core.length + query_length, 0
 
     def get_max_length(self) -> int:
-        """No limit."""
-        return -1
+        """Places of a static cache; -1: no limit."""
+        return getattr(self.core, "max_length", -1)
 
     get_max_cache_shape = get_max_length  # its earlier name
 
@@ -96,16 +110,39 @@ def core_cache(cache: Cache, index: int, attention: MixtureAttention) -> caches.
     if index < len(layers) and type(layers[index]) is CoreCacheLayer:
         return layers[index].core
     if getattr(cache, "offloading", False):
-        raise ValueError("past_key_values must not be offloaded: use cache_implementation='dynamic'")
+        way = "use cache_implementation='dynamic' or 'static'"
+        raise ValueError(f"past_key_values must not be offloaded: {way}")
     while len(layers) <= index:
         layers.append(DynamicLayer())
     layer = layers[index]
-    if type(layer) is not DynamicLayer or layer.is_initialized:
-        got = "the cache of another model" if layer.is_initialized else type(layer).__name__
-        wanted = "a DynamicCache that is empty or was filled by this model"
+    is_filled = layer.is_initialized and bool(layer.get_seq_length() > 0)
+    if is_filled and (prefix := _prefix(layer, attention)) is not None:
+        layers[index] = CoreCacheLayer(prefix)
+        return prefix
+    kinds: list[type] = [DynamicLayer, StaticLayer]
+    if attention.window is not None:  # a DynamicCache made for the configuration
+        kinds.append(DynamicSlidingWindowLayer)
+    if type(layer) not in kinds or is_filled:
+        got = "the cache of another model" if is_filled else type(layer).__name__
+        wanted = "a DynamicCache or StaticCache that is empty or was filled by this model"
         raise ValueError(f"past_key_values must be {wanted}, got {got} in layer {index}")
-    layers[index] = CoreCacheLayer(attention.new_cache())
+    layers[index] = CoreCacheLayer(attention.new_cache(getattr(layer, "max_cache_len", None)))
     return layers[index].core
+
+
+def _prefix(layer: CacheLayerMixin, attention: MixtureAttention) -> KeyValueCache | None:
+    """The keys and values (B, H, S, D) that prefix tuning puts into a cache, if they fit.
+
+    Each key stands for all M components: one Gaussian.
+    """
+    keys, values = layer.keys, layer.values
+    fits = keys.ndim == 4 and keys.shape == values.shape
+    fits = fits and (keys.shape[1], keys.shape[3]) == (attention.num_key_value_heads, attention.head_dim)
+    cache = attention.new_cache()
+    if type(layer) is not DynamicLayer or not isinstance(cache, KeyValueCache) or not fits:
+        return None
+    cache.prefill(keys.unsqueeze(2).expand(-1, -1, attention.keys_per_token, -1, -1), values)
+    return cache
 
 
 def cache_bytes(cache: Cache) -> int:

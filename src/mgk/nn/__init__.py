@@ -1,9 +1,10 @@
 """Attention, its priors, variances, feature maps and caches."""
 
 from mgk.nn.attention import MixtureAttention
-from mgk.nn.caches import KeyValueCache, StateCache
-from mgk.nn.em import m_step_all
+from mgk.nn.caches import KeyValueCache, StateCache, StaticKeyValueCache, StaticStateCache
+from mgk.nn.em import m_step_after, m_step_all
 from mgk.nn.feature_maps import Dpfp, Elu, Favor
+from mgk.nn.multihead import MultiheadMixtureAttention
 from mgk.nn.priors import EMPrior, LearnedPrior, UniformPrior
 from mgk.nn.rotary import rotary_tables, rotate
 from mgk.nn.variances import ConstantVariance, EMVariance, LearnedVariance
@@ -19,8 +20,12 @@ __all__ = [
     "LearnedPrior",
     "LearnedVariance",
     "MixtureAttention",
+    "MultiheadMixtureAttention",
     "StateCache",
+    "StaticKeyValueCache",
+    "StaticStateCache",
     "UniformPrior",
+    "m_step_after",
     "m_step_all",
     "rotary_tables",
     "rotate",

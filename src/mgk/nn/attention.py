@@ -1,34 +1,62 @@
 """Multi-head attention with a mixture of keys: all six variants in one module."""
 
+import math
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from mgk import variants
 from mgk.functional import masks, validation
 from mgk.functional.backends import backend_names
 from mgk.functional.linear import api as linear
 from mgk.functional.linear import feature_maps
+from mgk.functional.linear.api import LinearState
 from mgk.functional.linear.feature_maps import FeatureMap
 from mgk.functional.linear.inputs import validate_inputs as validate_linear_inputs
 from mgk.functional.mixture import api as attention
 from mgk.functional.mixture import em_statistics
 from mgk.functional.mixture.inputs import AttentionInputs, validate_inputs
-from mgk.nn.caches import Cache, KeyValueCache, StateCache
+from mgk.functional.validation import eager_in_old_graphs
+from mgk.nn.caches import (
+    Cache,
+    KeyValueCache,
+    StateCache,
+    StaticCache,
+    StaticKeyValueCache,
+    StaticStateCache,
+)
 from mgk.nn.em import EMModule, is_recomputing, m_step_all
 from mgk.nn.feature_maps import make_feature_map
 from mgk.nn.priors import EMPrior, LearnedPrior, UniformPrior, make_prior
 from mgk.nn.rotary import rotate
 from mgk.nn.variances import ConstantVariance, EMVariance, LearnedVariance, make_variance
-from mgk.variants import CHOICES, VARIANTS, EStep, Variant
+from mgk.variants import CHOICES, VARIANTS, EStep, Kernel, Variant
+
+# What people type who come from nn.MultiheadAttention.
+_ADAPTER = "or take mgk.nn.MultiheadMixtureAttention, which is called as nn.MultiheadAttention is"
+_OPTIONS_INSTEAD = {
+    "": "pass the rest by name",
+    "batch_first": "x is (B, L, embed_dim) always",
+    **dict.fromkeys(("device", "dtype"), "call .to() on the module"),
+    **dict.fromkeys(("kdim", "vdim"), "a context has the width embed_dim"),
+    **dict.fromkeys(("add_bias_kv", "add_zero_attn"), "no keys are added to the sequence"),
+}
+_ARGUMENTS_INSTEAD = {
+    "key_padding_mask": "pass key_mask=~key_padding_mask, in which True takes part",
+    "average_attn_weights": "need_weights=True returns the weights of every head; take their mean(1)",
+    **dict.fromkeys(("", "key", "value"), "pass x alone, and context= for cross-attention"),
+}
 
 
 class _Options(NamedTuple):
     attn_mask: Tensor | None
     query_mask: Tensor | None  # (B, L), the queries of which statistics are taken
     is_causal: bool
+    segment_ids: Tensor | None
     cache: Any
     need_weights: bool
 
@@ -42,33 +70,46 @@ class MixtureAttention(nn.Module):
 
     Args:
         embed_dim: Width of input and output.
-        num_heads: H.
+        num_heads: Hq, of queries.
+        num_key_value_heads: H, of keys and values, which divides Hq; None: Hq. Query head
+            h reads key head h // (Hq / H). Shifts, prior and variance belong to key heads.
+        window: (left, right), each an int or None: a query sees the keys from ``left``
+            positions before it to ``right`` after it. An int w is (w, w), or (w, 0) under
+            causality. Not for the linear variants.
         variant: One of the six above.
         head_dim: D; None: embed_dim / num_heads.
         num_mixtures: M; 1 for "softmax" and "linear".
+        kernel: "gaussian" (Eq. 9) or "dot" (Eq. 8); "softmax" is always "dot".
         e_step: "soft" (Eq. 9) or "hard" (Eq. 12, without a learned prior).
         prior: "learned" by SGD, "em" (:meth:`m_step`), "uniform", or a module.
         variance: "constant" (sqrt(D)), "learned", "em", or a module.
         feature_map: Linear variants: "elu", "favor", "dpfp" or a callable.
         dropout: Of attention weights; not for the linear variants.
         bias: Whether projections have biases.
+        init: The start of queries, keys and shifts: "paper", "narrow", or the standard
+            deviation of the scores q.k / sqrt(D) for normalised inputs.
         backend: "auto" or one of ``mgk.available_backends()``.
     """
 
+    @validation.explain_unexpected(_OPTIONS_INSTEAD, _ADAPTER)
     def __init__(
         self,
         embed_dim: int,
         num_heads: int,
         *,
+        num_key_value_heads: int | None = None,
+        window: attention.Window = None,
         variant: Variant = variants.DEFAULT_VARIANT,
         head_dim: int | None = None,
         num_mixtures: int = variants.DEFAULT_NUM_MIXTURES,
+        kernel: Kernel = variants.DEFAULT_KERNEL,
         e_step: EStep = variants.DEFAULT_E_STEP,
         prior: str | nn.Module = variants.DEFAULT_PRIOR,
         variance: str | nn.Module = variants.DEFAULT_VARIANCE,
         feature_map: FeatureMap = variants.DEFAULT_FEATURE_MAP,
         dropout: float = 0.0,
         bias: bool = True,
+        init: str | float = variants.DEFAULT_INIT,
         backend: str = "auto",
     ) -> None:
         check_options(locals())
@@ -76,49 +117,67 @@ class MixtureAttention(nn.Module):
         spec = VARIANTS[variant]
         self.embed_dim = embed_dim
         self.num_heads = num_heads
+        self.num_key_value_heads = num_key_value_heads or num_heads
+        self.window = window
         self.head_dim = head_dim or embed_dim // num_heads
         self.variant = variant
         self.num_mixtures = spec.num_components(num_mixtures)
+        self.kernel = "dot" if variant == "softmax" else kernel
         self.e_step = e_step
         self.dropout = dropout
+        self.init = init
         self.backend = backend
         self.is_linear = spec.is_linear
         self.keys_per_token = 1 if spec.is_shifted else self.num_mixtures
 
-        inner = num_heads * self.head_dim
+        key_heads = self.num_key_value_heads
+        inner, key_inner = num_heads * self.head_dim, key_heads * self.head_dim
         self.q_proj = nn.Linear(embed_dim, inner, bias=bias)
         # rows are (H, M, D)
-        self.k_proj = nn.Linear(embed_dim, inner * self.keys_per_token, bias=bias)
-        self.v_proj = nn.Linear(embed_dim, inner, bias=bias)
+        self.k_proj = nn.Linear(embed_dim, key_inner * self.keys_per_token, bias=bias)
+        self.v_proj = nn.Linear(embed_dim, key_inner, bias=bias)
         self.o_proj = nn.Linear(inner, embed_dim, bias=bias)
         self.shifts: nn.Parameter | None = None
         if spec.is_shifted:
-            shape = (num_heads, self.num_mixtures, self.head_dim)
+            shape = (key_heads, self.num_mixtures, self.head_dim)
             self.shifts = nn.Parameter(torch.empty(shape))
-        self.prior = make_prior(prior, num_heads, self.num_mixtures)
+        self.prior = make_prior(prior, key_heads, self.num_mixtures)
         # neither a single key nor a hard E-step (Eq. 12) uses a prior
         is_idle = e_step == "hard" and isinstance(self.prior, LearnedPrior)
         if is_idle or not spec.is_mixture:
             self.prior = UniformPrior()
-        self.variance = make_variance(variance, num_heads, self.num_mixtures, self.head_dim)
+        self.variance = make_variance(variance, key_heads, self.num_mixtures, self.head_dim)
         self.feature_map: FeatureMap | None = None
         if self.is_linear:
             self.feature_map = make_feature_map(feature_map, self.head_dim)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Glorot projections, whatever M is; zero biases; standard normal shifts."""
-        bound = (6 / (self.embed_dim + self.num_heads * self.head_dim)) ** 0.5
+        """Glorot projections, whatever M is; zero biases; queries, keys and shifts by ``init``.
+
+        Uniform weights of variance s / embed_dim make queries and keys of variance s in each
+        coordinate, where inputs have variance 1, and so scores q.k / sqrt(D) of standard deviation s.
+        """
+        chosen = variants.NARROW_SCORE_STD if self.init == "narrow" else self.init
+        score_std = None if isinstance(chosen, str) else chosen  # None: the paper's start
+        key_heads = self.num_key_value_heads
+        heads = {self.q_proj: self.num_heads, self.k_proj: key_heads, self.v_proj: key_heads}
         for projection in (self.q_proj, self.k_proj, self.v_proj, self.o_proj):
+            width = heads.get(projection, self.num_heads) * self.head_dim
+            variance = 2 / (self.embed_dim + width)
+            if score_std is not None and projection in (self.q_proj, self.k_proj):
+                variance = score_std / self.embed_dim
+            bound = (3 * variance) ** 0.5
             nn.init.uniform_(projection.weight, -bound, bound)
             if projection.bias is not None:
                 nn.init.zeros_(projection.bias)
         if self.shifts is not None:
-            nn.init.normal_(self.shifts)
+            nn.init.normal_(self.shifts, std=1.0 if score_std is None else score_std**0.5)  # as keys
         for part in (self.prior, self.variance):
             if isinstance(part, LearnedPrior | LearnedVariance | EMModule):
                 part.reset_parameters()
 
+    @validation.explain_unexpected(_ARGUMENTS_INSTEAD, _ADAPTER)
     def forward(
         self,
         x: Tensor,
@@ -128,54 +187,103 @@ class MixtureAttention(nn.Module):
         attn_mask: Tensor | None = None,
         is_causal: bool = False,
         rotary: tuple[Tensor, Tensor] | None = None,
+        segment_ids: Tensor | None = None,
         cache: Cache | None = None,
         need_weights: bool = False,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """The output (B, L, embed_dim), or (output, weights).
+        """The output (B, L, embed_dim), or with ``need_weights`` the pair (output, weights).
+
+        ``out, w = attn(x)`` without ``need_weights`` splits a batch of two into its rows.
 
         Args:
             x: (B, L, embed_dim).
             context: (B, S, embed_dim), for cross-attention.
             key_mask: bool (B, S), True takes part; S includes the cache.
-            attn_mask: bool or additive float, broadcastable to (B, H, L, S).
+            attn_mask: bool or additive float, broadcastable to (B, Hq, L, S).
                 Not for the linear variants.
             is_causal: Query i sees keys j <= i + (S - L).
-            rotary: cos and sin, (L, D) or (B, L, D); shifts are added after.
+            rotary: cos and sin, (L, D), (1, L, D) or (B, L, D); shifts are added after.
+            segment_ids: int (B, S), S with the cache: a query sees its own segment, a
+                maximal run of equal ids.
             cache: From :meth:`new_cache`; x is appended to it.
-            need_weights: Also return the weights (B, H, L, S) before dropout.
+            need_weights: Also return the weights (B, Hq, L, S) before dropout.
         """
         validation.flag("is_causal", is_causal)
         validation.flag("need_weights", need_weights)
         self._check_tokens(x, context, rotary, cache)
-        if self.is_linear and attn_mask is not None:
-            raise ValueError(f"attn_mask has no meaning for variant={self.variant!r}: use key_mask")
+        if context is not None and segment_ids is not None:
+            raise ValueError("segment_ids are of the tokens of x: they cannot be used with context")
         if self.is_linear and need_weights and cache is not None and cache.length:
             raise ValueError("need_weights cannot be computed from a linear state: drop the cache")
         query, keys, value = self.project(x, context=context, rotary=rotary)
-        # in self-attention a padded key is a padded query
-        query_mask = key_mask if context is None and cache is None else None
-        options = _Options(attn_mask, query_mask, is_causal, cache, need_weights)
-        attend = self._linear if self.is_linear else self._mixture
-        heads, weights = attend(query, keys, value, key_mask, options)
-        out = self.o_proj(heads.transpose(1, 2).flatten(2))
+        out, weights = self.attend(
+            query,
+            keys,
+            value,
+            key_mask=key_mask,
+            # in self-attention a padded key is a padded query
+            query_mask=key_mask if context is None and cache is None else None,
+            attn_mask=attn_mask,
+            is_causal=is_causal,
+            segment_ids=segment_ids,
+            cache=cache,
+            need_weights=need_weights,
+        )
         return (out, weights) if weights is not None else out
 
     def project(
-        self, x: Tensor, *, context: Tensor | None = None, rotary: tuple[Tensor, Tensor] | None = None
+        self,
+        x: Tensor,
+        *,
+        context: Tensor | None = None,
+        values: Tensor | None = None,
+        rotary: tuple[Tensor, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries (B, H, L, D), keys (B, H, M, S, D), values (B, H, S, D).
+        """Queries (B, Hq, L, D), keys (B, H, M, S, D), values (B, H, S, D).
 
-        Shifted keys are (B, H, 1, S, D), before their shifts.
+        Shifted keys are (B, H, 1, S, D), before their shifts. ``values`` (B, S, C) are
+        projected in place of ``context``.
         """
         source = x if context is None else context
-        heads, width = self.num_heads, self.head_dim
-        query = self.q_proj(x).unflatten(2, (heads, width)).transpose(1, 2)
-        value = self.v_proj(source).unflatten(2, (heads, width)).transpose(1, 2)
+        heads, width = self.num_key_value_heads, self.head_dim
+        query = self.q_proj(x).unflatten(2, (self.num_heads, width)).transpose(1, 2)
+        value = self.v_proj(source if values is None else values)
+        value = value.unflatten(2, (heads, width)).transpose(1, 2)
         keys = self.k_proj(source).unflatten(2, (heads, self.keys_per_token, width))
         keys = keys.permute(0, 2, 3, 1, 4)
         if rotary is not None:
             query, keys = rotate(query, rotary), rotate(keys, rotary)
         return query, keys, value
+
+    @eager_in_old_graphs
+    def attend(
+        self,
+        query: Tensor,
+        keys: Tensor,
+        value: Tensor,
+        *,
+        key_mask: Tensor | None = None,
+        query_mask: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+        is_causal: bool = False,
+        segment_ids: Tensor | None = None,
+        cache: Cache | None = None,
+        need_weights: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Concat(H_1, ..., H_H) W_O (B, L, embed_dim) of :meth:`project`'s tensors, and the weights or None.
+
+        ``query_mask``, bool (B, L), has the queries of which the M-step's statistics are
+        taken; the rest is as in :meth:`forward`.
+        """
+        if self.is_linear and attn_mask is not None:
+            raise ValueError(f"attn_mask has no meaning for variant={self.variant!r}: use key_mask")
+        if segment_ids is not None and isinstance(cache, StaticCache):
+            raise ValueError("segment_ids need the places of tokens as numbers: use new_cache()")
+        options = _Options(attn_mask, query_mask, is_causal, segment_ids, cache, need_weights)
+        attend = self._linear if self.is_linear else self._mixture
+        with nullcontext() if cache is None else cache.unchanged_on_error():
+            heads, weights = attend(query, keys, value, key_mask, options)
+        return self.o_proj(heads.transpose(1, 2).flatten(2)), weights
 
     def log_prior(self, num_keys: int, first_key: int = 0) -> Tensor | None:
         """Log pi_jr, minus (D/2) log sigma_r^2 (Eq. 7) unless sigma is constant."""
@@ -185,9 +293,18 @@ class MixtureAttention(nn.Module):
         normaliser = -self.head_dim / 2 * self.variance().log()
         return normaliser if log_prior is None else log_prior + normaliser
 
-    def new_cache(self) -> Cache:
-        """An empty cache of this variant's kind."""
-        return StateCache() if self.is_linear else KeyValueCache()
+    def new_cache(self, max_length: int | None = None) -> Cache:
+        """An empty cache of this variant's kind.
+
+        With ``max_length`` it is a :class:`StaticKeyValueCache` or :class:`StaticStateCache`,
+        for compiled decoding.
+        """
+        if max_length is not None:
+            return (StaticStateCache if self.is_linear else StaticKeyValueCache)(max_length)
+        if self.is_linear:
+            return StateCache()
+        left, _ = validation.window(self.window, is_causal=True)
+        return KeyValueCache(left)
 
     def m_step(self) -> None:
         """Update "em" priors and variances: once per optimizer step, on every rank.
@@ -199,21 +316,32 @@ class MixtureAttention(nn.Module):
 
     def extra_repr(self) -> str:
         """The options."""
-        names = ("variant", "head_dim", "num_mixtures", "e_step", "dropout", "backend")
+        names = ("variant", "head_dim", "num_mixtures", "kernel", "e_step", "dropout", "init", "backend")
         options = (f"{name}={getattr(self, name)!r}" for name in names)
-        return ", ".join([str(self.embed_dim), str(self.num_heads), *options])
+        groups = {"num_key_value_heads": self.num_key_value_heads, "window": self.window}
+        defaults = (self.num_heads, None)
+        given = (f"{name}={x}" for (name, x), y in zip(groups.items(), defaults, strict=True) if x != y)
+        return ", ".join([str(self.embed_dim), str(self.num_heads), *given, *options])
 
     def _mixture(
         self, query: Tensor, keys: Tensor, value: Tensor, key_mask: Tensor | None, options: _Options
     ) -> tuple[Tensor, Tensor | None]:
-        """The heads (B, H, L, D) by Eq. 1 or 10, and the weights if they are needed."""
+        """The heads (B, Hq, L, D) by Eq. 1 or 10, and the weights if they are needed."""
         cache: KeyValueCache | None = options.cache
-        num_keys = keys.shape[3] + (0 if cache is None else cache.length)
-        log_prior = self.log_prior(num_keys)
+        static = cache if isinstance(cache, StaticKeyValueCache) else None
+        num_keys, first = keys.shape[3], 0
+        if static is not None:
+            num_keys = static.max_length
+        elif cache is not None:  # the keys before the first in the window have been forgotten, or may be
+            num_keys, first = num_keys + cache.length, cache.first_seen
         mask = validation.attn_mask(options.attn_mask, query, num_keys)
         key_mask = validation.token_mask("key_mask", key_mask, query, num_keys, "BS")
+        segment_ids = validation.segment_ids(options.segment_ids, query, num_keys)
         if key_mask is not None:
             mask = masks.join(mask, key_mask[:, None, None])
+        if static is not None:
+            window = validation.window(self.window, options.is_causal)
+            mask = masks.join(mask, static.visible(keys.shape[3], options.is_causal, window)[None, None])
         if cache is not None:
             keys, value = cache.append(keys, value)
         inputs = validate_inputs(
@@ -221,28 +349,45 @@ class MixtureAttention(nn.Module):
             keys,
             value,
             shifts=self.shifts,
-            log_prior=log_prior,
+            log_prior=self.log_prior(num_keys - first, first),
             variance=self.variance(),
-            kernel="dot" if self.variant == "softmax" else "gaussian",
+            kernel=self.kernel,
             e_step=self.e_step,
-            attn_mask=mask,
-            is_causal=options.is_causal,
+            attn_mask=mask if mask is None or mask.shape[3] == 1 else mask[..., first:],
+            is_causal=options.is_causal and static is None,
+            window=self.window if static is None else None,
+            segment_ids=None if segment_ids is None else segment_ids[:, first:],
             dropout_p=self.dropout if self.training else 0.0,
         )
-        heads = attention.attend(inputs, self.backend)
+        heads, _ = attention.attend(inputs, self.backend)
         if self._collects_statistics(cache):
             self._observe(inputs, options.query_mask)
-        return heads, attention.weights(inputs) if options.need_weights else None
+        return heads, pad(attention.weights(inputs), (first, 0)) if options.need_weights else None
 
     def _linear(
         self, query: Tensor, keys: Tensor, value: Tensor, key_mask: Tensor | None, options: _Options
     ) -> tuple[Tensor, Tensor | None]:
-        """The heads (B, H, L, D) by Eq. 14, and the weights if they are needed."""
+        """The heads (B, Hq, L, D) by Eq. 14, and the weights if they are needed."""
         cache: StateCache | None = options.cache
-        past, added = 0 if cache is None else cache.length, keys.shape[3]
-        key_mask = validation.token_mask("key_mask", key_mask, query, past + added, "BS")
-        if key_mask is not None:
-            key_mask = key_mask[:, past:]  # the state is masked already
+        static = cache if isinstance(cache, StaticStateCache) else None
+        past, added = 0 if cache is None or static else cache.length, keys.shape[3]
+        num_keys = static.max_length if static else past + added
+        is_shared = getattr(self.prior, "max_positions", None) is None
+        if static and not is_shared:
+            raise ValueError(
+                "a prior with max_positions needs the place of a token as a number: use new_cache()"
+            )
+        key_mask = validation.token_mask("key_mask", key_mask, query, num_keys, "BS")
+        if key_mask is not None:  # the state is masked already
+            key_mask = key_mask.index_select(1, static.places(added)) if static else key_mask[:, past:]
+        ids, state = validation.segment_ids(options.segment_ids, query, past + added), None
+        if cache is not None:
+            state = cache.state
+        if ids is not None:
+            if state is not None and added:  # it is of the last token's segment
+                goes_on = ids[:, past - 1] == ids[:, past]
+                state = LinearState(*(x.where(goes_on.view(-1, *[1] * (x.ndim - 1)), 0.0) for x in state))
+            ids = ids[:, past:]
         if self.shifts is not None:
             keys = keys + self.shifts[None, :, :, None].to(keys.dtype)
         inputs = validate_linear_inputs(
@@ -253,7 +398,8 @@ class MixtureAttention(nn.Module):
             feature_map=self.feature_map,
             key_mask=key_mask,
             is_causal=options.is_causal,
-            initial_state=None if cache is None else cache.state,
+            segment_ids=ids,
+            initial_state=state,
         )
         heads, state = linear.attend(inputs, self.backend)
         if cache is not None:
@@ -283,21 +429,42 @@ class MixtureAttention(nn.Module):
     def _check_tokens(self, x: Any, context: Any, rotary: Any, cache: Any) -> None:
         validation.tensor("x", x, "BLC")
         validation.size("x", x, 2, self.embed_dim, "embed_dim")
+        self._check_dtype("x", x)
         if context is not None:
             validation.tensor("context", context, "BSC")
             validation.size("context", context, 2, self.embed_dim, "embed_dim")
             validation.size("context", context, 0, x.shape[0], "the batch of x")
+            self._check_dtype("context", context)
             if cache is not None:
                 raise ValueError("cache holds the tokens of x: it cannot be used with context")
+            if self.window is not None:
+                raise ValueError(
+                    f"window={self.window} is of the positions of x: it cannot be used with context"
+                )
             if rotary is not None:
                 raise ValueError("rotary has the positions of x: it cannot be used with context")
         if cache is not None:
             if not isinstance(cache, type(self.new_cache())):
-                raise TypeError(f"cache must be what new_cache() of this variant gives, got {type(cache).__name__}")
-            if cache.batch not in (None, len(x)):
-                raise ValueError(f"cache holds a batch of {cache.batch} sequences, got x with {len(x)}")
+                raise TypeError(
+                    f"cache must be what new_cache() of this variant gives, got {type(cache).__name__}"
+                )
+            left, _ = validation.window(self.window, is_causal=True)
+            if type(cache) is KeyValueCache and cache.left != left:
+                raise ValueError(f"cache must be of a window with left={left}, got one with left={cache.left}")
+            if cache.batch not in (None, x.shape[0]):
+                raise ValueError(f"cache holds a batch of {cache.batch} sequences, got x with {x.shape[0]}")
         if rotary is not None:
             self._check_rotary(x, rotary)
+
+    def _check_dtype(self, name: str, value: Tensor) -> None:
+        # what replaces a projection (quantised, with adapters) has its own rules
+        dtype = self.q_proj.weight.dtype if type(self.q_proj) is nn.Linear else value.dtype
+        if value.dtype != dtype and not validation.is_autocast_on(value):
+            have, wanted = (str(d).removeprefix("torch.") for d in (value.dtype, dtype))
+            raise TypeError(
+                f"{name} must have the dtype of the module's weights, {wanted}, got {have}:"
+                f" convert one of them, or run under torch.autocast"
+            )
 
     def _check_rotary(self, x: Tensor, rotary: Any) -> None:
         is_pair = isinstance(rotary, tuple) and len(rotary) == 2
@@ -305,7 +472,7 @@ class MixtureAttention(nn.Module):
             raise TypeError(f"rotary must be the tensors (cos, sin), got {type(rotary).__name__}")
         wanted = (x.shape[1], self.head_dim)
         for table in rotary:
-            if table.shape not in (wanted, (len(x), *wanted)):
+            if table.shape not in (wanted, (1, *wanted), (x.shape[0], *wanted)):
                 got = tuple(table.shape)
                 raise ValueError(f"rotary must have tables of shape (L, D) = {wanted} or (B, L, D), got {got}")
         if self.head_dim % 2:
@@ -322,7 +489,12 @@ def check_options(options: Mapping[str, Any]) -> None:
     elif embed_dim % num_heads:
         wanted = f"a multiple of num_heads={num_heads} unless head_dim is given"
         raise ValueError(f"embed_dim must be {wanted}, got {embed_dim}")
-    for name in ("variant", "e_step", "prior", "variance"):
+    if (key_heads := options["num_key_value_heads"]) is not None:
+        validation.positive_int("num_key_value_heads", key_heads)
+        if num_heads % key_heads:
+            raise ValueError(f"num_key_value_heads must divide num_heads={num_heads}, got {key_heads}")
+    validation.window(options["window"], is_causal=False)
+    for name in ("variant", "kernel", "e_step", "prior", "variance"):
         may_be_module = name in ("prior", "variance")
         if not (may_be_module and isinstance(options[name], nn.Module)):
             validation.option(name, options[name], CHOICES[name])
@@ -330,6 +502,7 @@ def check_options(options: Mapping[str, Any]) -> None:
         feature_maps.check(options["feature_map"])  # a callable
     validation.probability("dropout", options["dropout"])
     validation.flag("bias", options["bias"])
+    check_init(options["init"])
     variant = VARIANTS[options["variant"]]
     validation.option("backend", options["backend"], backend_names(variant.family))
 
@@ -340,7 +513,30 @@ def check_options(options: Mapping[str, Any]) -> None:
         raise ValueError("e_step='hard' compares distances alone: it needs variance='constant'")
     if variant.name == "softmax" and has_variance:
         raise ValueError("variant='softmax' has the fixed scale sqrt(D): it needs variance='constant'")
-    used = {"e_step": is_hard, "variance": has_variance, "dropout": options["dropout"] > 0}
+    is_dot = options["kernel"] == "dot"
+    if variant.name == "smgk" and is_dot and not has_variance:
+        raise ValueError(
+            "kernel='dot' cancels the shifts of variant='smgk' unless its variance is learned or em"
+        )
+    if variant.is_linear and options["window"] is not None:
+        raise ValueError(
+            f"window must be None for variant={variant.name!r}, whose state is a sum over all keys"
+        )
+    used = {
+        "kernel": is_dot,
+        "e_step": is_hard,
+        "variance": has_variance,
+        "dropout": options["dropout"] > 0,
+    }
     for name, is_used in used.items():
         if variant.is_linear and is_used:
             raise ValueError(f"{name} does not exist for variant={variant.name!r}: it has no Gaussians")
+
+
+def check_init(init: Any) -> None:
+    """Raise unless ``init`` is the name of a start or a positive standard deviation."""
+    if isinstance(init, str):
+        validation.option("init", init, CHOICES["init"])
+    elif isinstance(init, bool) or not isinstance(init, int | float) or not 0 < init < math.inf:
+        names = ", ".join(map(repr, CHOICES["init"]))
+        raise ValueError(f"init must be {names} or a positive number, got {init!r}")

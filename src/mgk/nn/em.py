@@ -1,13 +1,18 @@
 """The M-step: statistics in float32, summed over ranks, each forward once."""
 
+import warnings
 from collections.abc import Callable
 from typing import Self
 
 import torch
 from torch import Tensor, distributed, nn
+from torch.utils.hooks import RemovableHandle
 from torch.utils.module_tracker import ModuleTracker
 
 from mgk.functional import validation
+
+# Training forwards without an M-step, after which it is said: more than people accumulate gradients over.
+PATIENCE = 100
 
 # Tells whether a backward pass is running (``is_bw``); tracks no module.
 _tracker = ModuleTracker()
@@ -26,6 +31,7 @@ class EMModule(nn.Module):
         super().__init__()
         validation.probability("momentum", momentum)
         self.momentum = momentum
+        self.pending_forwards = 0  # training forwards since the last M-step, in eager mode
 
     def reset_parameters(self) -> None:
         """Initialise; clear the statistics."""
@@ -34,6 +40,19 @@ class EMModule(nn.Module):
     def m_step(self) -> None:
         """Update from the statistics of all ranks, and clear them."""
         raise NotImplementedError
+
+    def _count_forward(self) -> None:
+        """Warn once where training forwards pile up without an M-step: the parameters would stay where they start."""
+        if torch.compiler.is_compiling():
+            return
+        self.pending_forwards += 1
+        if self.pending_forwards == PATIENCE:
+            warnings.warn(
+                f"{PATIENCE} training forwards without m_step(): prior='em' and variance='em' do not learn by SGD; call"
+                " model.m_step() after every optimizer step, or mgk.nn.m_step_after(optimizer, model) once, or give"
+                " mgk.models.MStepCallback() to Trainer",
+                stacklevel=2,
+            )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         def keep_float32(tensor: Tensor) -> Tensor:
@@ -65,6 +84,11 @@ def zero_if_recomputing(statistic: Tensor) -> Tensor:
     if not torch.compiler.is_compiling():
         return statistic
     return torch.ops.mgk.zero_if_recomputing(statistic)
+
+
+def m_step_after(optimizer: torch.optim.Optimizer, model: nn.Module) -> RemovableHandle:
+    """Run :func:`m_step_all` after every ``optimizer.step()``, until ``.remove()`` of what is returned."""
+    return optimizer.register_step_post_hook(lambda *_: m_step_all(model))
 
 
 def m_step_all(model: nn.Module) -> None:

@@ -74,6 +74,7 @@ class EMPrior(EMModule):
     @torch.no_grad()
     def observe(self, counts: Tensor, first_key: int = 0) -> None:
         """Add the counts N_jr (B, H, M, S) of a training forward."""
+        self._count_forward()
         positions = self._positions(counts.shape[-1], first_key)
         counts = counts.sum(0).to(self.counts.dtype)
         if self.max_positions is None:
@@ -88,6 +89,7 @@ class EMPrior(EMModule):
         new = counts / total.clamp_min(torch.finfo(counts.dtype).tiny)
         self.pi.lerp_(torch.where(total > 0, new, self.pi), 1 - self.momentum)
         self.counts.zero_()
+        self.pending_forwards = 0
 
     def extra_repr(self) -> str:
         """The options."""

@@ -83,6 +83,7 @@ class EMVariance(EMModule):
     @torch.no_grad()
     def observe(self, counts: Tensor, distances: Tensor) -> None:
         """Add the sums of gamma and of gamma |q - k|^2, both (B, H, M, S)."""
+        self._count_forward()
         for total, values in ((self.counts, counts), (self.distances, distances)):
             total += zero_if_recomputing(values.sum((0, 3)).to(total.dtype))
 
@@ -94,6 +95,7 @@ class EMVariance(EMModule):
         new = (distances / total).clamp_min(VARIANCE_FLOOR)
         self.sigma2.lerp_(torch.where(counts > 0, new, self.sigma2), 1 - self.momentum)
         self.counts.zero_()
+        self.pending_forwards = 0
         self.distances.zero_()
 
     def extra_repr(self) -> str:

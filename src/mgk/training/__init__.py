@@ -23,14 +23,4 @@ if TYPE_CHECKING:
     from mgk.training.run_dir import read_metrics as read_metrics
     from mgk.training.run_dir import read_summary as read_summary
 
-__all__, __getattr__, __dir__ = lazy_exports(
-    __name__,
-    {
-        "mgk._util.errors": ["Interrupted"],
-        "mgk.training.errors": ["RecipeError", "TrainingError"],
-        "mgk.training.evaluation": ["Evaluation", "evaluate"],
-        "mgk.training.recipe": ["Recipe", "load_recipe", "read_recipe", "write_recipe"],
-        "mgk.training.run_dir": ["RunSummary", "read_correct", "read_metrics", "read_summary"],
-        "mgk.training.run": ["train"],
-    },
-)
+__all__, __getattr__, __dir__ = lazy_exports(__name__, __file__)

@@ -1,28 +1,43 @@
 """Checkpoints of a run: ``checkpoints/step-N``, complete or absent, with the SHA-256 of every file in a manifest.
 
-Tensors are stored as safetensors and the rest as JSON: nothing is ever unpickled.
+A checkpoint holds all that the rest of the run depends on, the metrics and the best weights so far among it. Tensors
+are stored as safetensors and the rest as JSON: nothing is ever unpickled.
 """
 
-import json
 import re
 import shutil
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file, load_model, save_file, save_model
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mgk._util.files import atomic_folder, file_hash, write_json
-from mgk.training.run_dir import CHECKPOINTS
+from mgk._util.files import (
+    atomic_folder,
+    file_specs,
+    read_json,
+    read_sealed,
+    sealed_specs,
+    write_json,
+    write_sealed,
+    wrong_files,
+)
+from mgk.training.errors import TrainingError
+from mgk.training.run_dir import BEST, CHECKPOINTS, ENVIRONMENT, METRICS
 
 MANIFEST = "manifest.json"
 MODEL = "model.safetensors"  # weights and buffers, M-step statistics among them
 OPTIMIZER = "optimizer.safetensors"  # the state of each parameter, as NUMBER.NAME
 RANKS = "ranks.safetensors"  # random states and what else each rank has of its own
+TIMINGS = "timings.safetensors"  # of every step
 PROGRESS = "progress.json"
+FORMAT = 2
 
 
 def save(
@@ -31,53 +46,93 @@ def save(
     model: nn.Module,
     optimizer: Optimizer,
     ranks: Mapping[str, Tensor],
+    timings: Tensor,
     progress: Mapping[str, Any],
 ) -> None:
     """Write a checkpoint, on the first rank; the options of the optimizer are the recipe's and are not saved."""
     states = optimizer.state_dict()["state"].items()
     with atomic_folder(run / CHECKPOINTS / f"step-{step}") as folder:
         save_model(model, str(folder / MODEL))
-        save_file({f"{n}.{name}": value for n, state in states for name, value in state.items()}, folder / OPTIMIZER)
+        save_file(
+            {f"{n}.{name}": value for n, state in states for name, value in state.items()}, folder / OPTIMIZER
+        )
         save_file(dict(ranks), folder / RANKS)
+        save_file({"timings": timings}, folder / TIMINGS)
         write_json(folder / PROGRESS, progress)
+        for name in (METRICS, ENVIRONMENT):
+            shutil.copyfile(run / name, folder / name)
+        if (run / BEST).is_dir():
+            shutil.copytree(run / BEST, folder / BEST)
         finalize(folder)
 
 
-def load(checkpoint: Path, model: nn.Module, optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Restore the model and the optimizer; the states of the ranks and the progress are returned."""
+def load(
+    checkpoint: Path, model: nn.Module, optimizer: Optimizer
+) -> tuple[dict[str, Tensor], Tensor, dict[str, Any]]:
+    """Restore the model and the optimizer; the states of the ranks, the timings and the progress are returned."""
     load_model(model, checkpoint / MODEL)
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     states: dict[int, dict[str, Tensor]] = defaultdict(dict)
     for key, value in load_file(checkpoint / OPTIMIZER).items():
-        number, name = key.split(".")
+        number, _, name = key.partition(".")
+        if value.dim() and value.shape != parameters[int(number)].shape:
+            raise ValueError(
+                f"{OPTIMIZER}: {key} has the shape {tuple(value.shape)}, not that of its parameter"
+            )
         states[int(number)][name] = value
     optimizer.load_state_dict({**optimizer.state_dict(), "state": states})
-    return load_file(checkpoint / RANKS), json.loads((checkpoint / PROGRESS).read_bytes())
+    progress = read_json(checkpoint / PROGRESS)
+    return load_file(checkpoint / RANKS), load_file(checkpoint / TIMINGS)["timings"], progress
+
+
+@contextmanager
+def restoring(checkpoint: Path) -> Iterator[None]:
+    """What does not fit the run, though it matches its manifest, is one sentence."""
+    try:
+        yield
+    except (
+        SafetensorError,
+        OSError,
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        RuntimeError,
+    ) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise TrainingError(
+            f"{checkpoint}: this is not a checkpoint of this run ({reason}): delete it to go on from the one before"
+        ) from error
+
+
+def restore_files(run: Path, checkpoint: Path | None) -> None:
+    """Give the run the metrics and the best weights as they were at the checkpoint; None: at the beginning."""
+    (run / METRICS).unlink(missing_ok=True)
+    shutil.rmtree(run / BEST, ignore_errors=True)
+    if checkpoint is not None:
+        shutil.copyfile(checkpoint / METRICS, run / METRICS)
+        if (checkpoint / BEST).is_dir():
+            shutil.copytree(checkpoint / BEST, run / BEST)
 
 
 def finalize(folder: Path) -> None:
-    """Write the manifest of a checkpoint's files."""
-    files = {
-        str(path.relative_to(folder)): {"bytes": path.stat().st_size, "sha256": file_hash(path)}
-        for path in sorted(folder.rglob("*"))
-    }
-    write_json(folder / MANIFEST, {"format": 1, "files": files})
+    """Write the sealed manifest of a folder's files."""
+    specs = file_specs(folder, (path for path in folder.rglob("*") if path.is_file()))
+    write_sealed(
+        folder / MANIFEST, {"format": FORMAT, "files": {name: asdict(spec) for name, spec in specs.items()}}
+    )
 
 
-def verify(checkpoint: Path) -> str | None:
-    """What is wrong with a checkpoint, in half a sentence; None where it matches its manifest."""
+def verify(folder: Path) -> str | None:
+    """What is wrong with a folder, in half a sentence; None where it matches its manifest."""
     try:
-        files = json.loads((checkpoint / MANIFEST).read_bytes())["files"]
-        for name, spec in files.items():
-            path = checkpoint / name
-            if not path.is_file():
-                return f"{name} is missing"
-            if path.stat().st_size != spec["bytes"]:
-                return f"{name} has {path.stat().st_size} bytes instead of {spec['bytes']}"
-            if file_hash(path) != spec["sha256"]:
-                return f"the content of {name} has changed"
+        if (found := read_sealed(folder / MANIFEST).get("format")) != FORMAT:
+            return f"{MANIFEST} is of format {found}, not {FORMAT}"
+        for name, wrong in wrong_files(folder, sealed_specs(folder / MANIFEST)):
+            return f"{name} {wrong}"
     except FileNotFoundError:
         return f"{MANIFEST} is missing"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError) as error:
         return f"{MANIFEST} cannot be read ({error})"
     return None
 
@@ -99,6 +154,11 @@ def list_checkpoints(run: Path) -> list[Path]:
     return sorted(found, key=step_of, reverse=True)
 
 
+def newest(run: Path) -> Path | None:
+    """The newest checkpoint, valid or not."""
+    return next(iter(list_checkpoints(run)), None)
+
+
 def step_of(checkpoint: Path) -> int:
     """N of a folder ``step-N``."""
     return int(checkpoint.name.removeprefix("step-"))
@@ -106,7 +166,7 @@ def step_of(checkpoint: Path) -> int:
 
 def last_good(run: Path) -> str:
     """Half a sentence on where a run can go on from."""
-    found = next(iter(list_checkpoints(run)), None)
+    found = newest(run)
     return "there is no checkpoint yet" if found is None else f"the last good checkpoint is {found}"
 
 

@@ -1,4 +1,4 @@
-"""Evaluates a model: accuracy with its interval and confusion, or perplexity by segments and by a sliding window."""
+"""Evaluates a model: accuracy and confusion, or perplexity and bits per byte, with their intervals."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -14,15 +14,18 @@ from torch.utils.data import Dataset
 from transformers import PreTrainedModel
 
 from mgk.data.datasets import load_tokens
-from mgk.data.language import Tokens, sliding_window_loss
+from mgk.data.language import Tokens, block_losses
 from mgk.models import MgkForCausalLM
 from mgk.training import distributed
 from mgk.training.errors import RecipeError
-from mgk.training.recipe import EvaluationSection, read_recipe
-from mgk.training.run_dir import RECIPE, Interval, wilson_interval
+from mgk.training.recipe import EvaluationSection
+from mgk.training.run_dir import Interval, finished_recipe, student_interval, wilson_interval
 from mgk.training.tasks import Batch, TaskData, count, lengths, load_model, open_data
 
 OnStep = Callable[[int, int], None]
+
+# Parts of a text whose losses give an interval: long, to be nearly independent, and many, for a standard deviation.
+BLOCKS = 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +38,7 @@ class Perplexity:
             positions of a window count, of the first one all.
         text_tokens: of the split; more than ``tokens`` + 1 where only its beginning was used.
         loss: the mean, in nats.
+        block_losses: of the successive parts of the text; fewer than ``BLOCKS`` where there are fewer windows.
     """
 
     window: int
@@ -43,6 +47,7 @@ class Perplexity:
     text_tokens: int
     loss: float
     value: float
+    block_losses: tuple[float, ...] = ()
 
     @property
     def is_whole(self) -> bool:
@@ -64,9 +69,10 @@ class Evaluation:
     """The metrics of a model on a split.
 
     Attributes:
-        metric: "accuracy" or "perplexity", by segments.
+        metric: "accuracy", or by segments "perplexity" or "bits_per_byte" (log2 of the perplexity of bytes).
         loss: the mean over examples or tokens.
         examples: how many; of running text, tokens.
+        interval: of the value: Wilson's; of running text, Student's over the blocks.
         correct: whether each example was right, in the order of the data.
         confusion: how many of each class (row) were predicted as each class (column).
         sliding: by the sliding window, where it was asked for.
@@ -110,7 +116,7 @@ def evaluate(
         stride: tokens between two windows; 1 is the paper's. None here and in the recipe: no sliding window.
         max_tokens: how much of the text it slides over; 0 for all.
     """
-    recipe = read_recipe(run / RECIPE)
+    recipe = finished_recipe(run)
     data = open_data(recipe.data)
     sliding = {"window": window, "stride": stride, "max_tokens": max_tokens}
     given = {name: value or None for name, value in sliding.items() if value is not None}
@@ -143,14 +149,19 @@ def evaluate_model(
         model.train(was_training)
 
 
-def _classification(model: PreTrainedModel, data: TaskData, split: str, batch_size: int, on_step: OnStep) -> Evaluation:
+def _classification(
+    model: PreTrainedModel, data: TaskData, split: str, batch_size: int, on_step: OnStep
+) -> Evaluation:
     examples = data.split(split)
     total, classes = count(examples), model.config.num_labels
     found = torch.zeros(total, 2, dtype=torch.int64)  # label, prediction
     losses = torch.zeros(total, dtype=torch.float64)
     done = 0
     for rows in _batches_of_rank(examples, batch_size):
-        batch = {name: value.to(model.device) for name, value in data.collator([examples[row] for row in rows]).items()}
+        batch = {
+            name: value.to(model.device)
+            for name, value in data.collator([examples[row] for row in rows]).items()
+        }
         labels = batch.pop("labels")
         logits = model(**batch).logits.float()
         losses[rows] = F.cross_entropy(logits, labels, reduction="none").double().cpu()
@@ -186,7 +197,11 @@ def _language(
     model: MgkForCausalLM, data: TaskData, split: str, options: EvaluationSection, on_step: OnStep
 ) -> Evaluation:
     tokens = load_tokens(data.task.name, split, folder=data.folder)
-    limit, length, batch_size = getattr(data.section, f"{split}_examples"), data.max_length, options.batch_size or 1
+    limit, length, batch_size = (
+        getattr(data.section, f"{split}_examples"),
+        data.max_length,
+        options.batch_size or 1,
+    )
 
     def measure(text: Tokens, window: int, stride: int, on_step: OnStep) -> Perplexity:
         found = perplexity(
@@ -199,13 +214,16 @@ def _language(
     sliding = None
     if options.stride is not None:
         sliding = measure(tokens[: options.max_tokens], options.window or length, options.stride, on_step)
+    of_loss = (lambda loss: loss / math.log(2)) if data.metric == "bits_per_byte" else _exp
+    blocks = student_interval(segments.block_losses)
     return Evaluation(
         data=data.task.name,
         split=split,
-        metric="perplexity",
-        value=segments.value,
+        metric=data.metric,
+        value=of_loss(segments.loss),
         loss=segments.loss,
         examples=segments.tokens,
+        interval=Interval(of_loss(segments.loss), of_loss(blocks.low), of_loss(blocks.high)),
         perplexity=segments,
         sliding=sliding,
     )
@@ -230,9 +248,10 @@ def perplexity(
     Returns:
         The perplexity, over all ranks.
     """
-    total, number = sliding_window_loss(
+    found = block_losses(
         token_losses,
         tokens,
+        blocks=BLOCKS,
         window=window,
         stride=stride,
         batch_size=batch_size,
@@ -240,13 +259,20 @@ def perplexity(
         world_size=distributed.world_size(),
         on_step=on_step,
     )
-    totals = distributed.all_reduce_sum(torch.tensor([total, number], dtype=torch.float64))
-    loss, predicted = float(totals[0] / totals[1]), int(totals[1])
+    found = distributed.all_reduce_sum(found)
+    total, predicted = found.sum(0).tolist()
+    loss = total / predicted
+    filled = found[found[:, 1] > 0]
     return Perplexity(
         window=window,
         stride=stride,
-        tokens=predicted,
+        tokens=int(predicted),
         text_tokens=len(tokens),
         loss=loss,
-        value=math.exp(min(loss, 700.0)),  # exp overflows beyond
+        value=_exp(loss),
+        block_losses=tuple((filled[:, 0] / filled[:, 1]).tolist()),
     )
+
+
+def _exp(loss: float) -> float:
+    return math.exp(min(loss, 700.0))  # exp overflows beyond

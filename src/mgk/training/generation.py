@@ -10,8 +10,7 @@ from transformers import AutoTokenizer, TextStreamer
 from mgk.data.task_registry import find_task
 from mgk.training.distributed import choose_device
 from mgk.training.errors import RecipeError, TrainingError
-from mgk.training.recipe import read_recipe
-from mgk.training.run_dir import MODEL, RECIPE
+from mgk.training.run_dir import MODEL, finished_recipe
 from mgk.training.tasks import load_model, quiet
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ def generate(
         greedy: take the most likely token instead of sampling.
         on_note: called with notes, such as words that the model does not know.
     """
-    recipe = read_recipe(run / RECIPE)
+    recipe = finished_recipe(run)
     task = find_task(recipe.data.name)
     if task.kind != "language":
         raise RecipeError(f"{run}: a model of {recipe.task} classifies, it does not generate text")

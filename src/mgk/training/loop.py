@@ -2,6 +2,7 @@
 
 import math
 import time
+from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
@@ -19,7 +20,9 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 from transformers.utils import is_torch_bf16_gpu_available
 
+from mgk._util import json_codec
 from mgk._util.files import atomic_folder
+from mgk._util.machine import PeakMemory
 from mgk._util.signals import StopSignals
 from mgk.data.batches import StepBatches
 from mgk.nn.em import EMModule, m_step_all
@@ -43,6 +46,8 @@ class Progress:
     tokens: int = 0  # since that line, of all ranks, without padding
     seconds: float = 0.0  # of training since that line, evaluation excluded
     total_seconds: float = 0.0  # of training since the beginning
+    wall_seconds: float = 0.0  # the same with evaluation and checkpoints
+    peak_memory_bytes: int | None = 0  # beyond what was in use before training, the most of all starts
     best: float | None = None  # on the split that is evaluated
     best_step: int | None = None
 
@@ -53,7 +58,7 @@ class TrainingLoop:
     Attributes:
         model: without the wrapper for several ranks.
         progress: where the run stands.
-        timings: seconds and tokens of every step in this process.
+        timings: seconds and tokens of every step that was done, one pair after the other.
     """
 
     def __init__(
@@ -69,7 +74,7 @@ class TrainingLoop:
         self.recipe, self.data, self.run, self.device, self.signals = recipe, data, run, device, signals
         self.train_set = data.split("train")
         self.progress = Progress()
-        self.timings: list[tuple[float, int]] = []
+        self.timings = array("d")
         self._must_stop = False
         training = recipe.training
         self._is_bfloat16 = training.precision == "bfloat16"
@@ -89,17 +94,30 @@ class TrainingLoop:
         self.optimizer = make_optimizer(self.model, training)
         self._has_m_step = any(isinstance(module, EMModule) for module in model.modules())
         # Since the last line of metrics, on the device: batches do not wait for a transfer.
-        self._loss_sum = torch.zeros((), device=device, dtype=torch.float32 if device.type == "mps" else torch.float64)
+        self._loss_sum = torch.zeros(
+            (), device=device, dtype=torch.float32 if device.type == "mps" else torch.float64
+        )
         # Dropout differs between ranks.
         seed = np.random.SeedSequence([recipe.seed, distributed.rank()]).generate_state(1)
         torch.manual_seed(int(seed[0]))
 
     def restore(self, checkpoint: Path) -> None:
         """Go on from a checkpoint."""
-        ranks, progress = checkpoints.load(checkpoint, self.model, self.optimizer)
-        self.progress = Progress(**progress)
+        with checkpoints.restoring(checkpoint):
+            self._restore(checkpoint)
+
+    def _restore(self, checkpoint: Path) -> None:
+        ranks, timings, progress = checkpoints.load(checkpoint, self.model, self.optimizer)
+        self.progress = json_codec.load(Progress, progress)
+        if self.progress.step != checkpoints.step_of(checkpoint):
+            raise ValueError(f"it is of step {self.progress.step}")
+        if timings.shape != (self.progress.step, 2):
+            raise ValueError(f"it has timings of shape {tuple(timings.shape)}")
+        self.timings = array("d", timings.flatten().tolist())
         if len(ranks["loss"]) == distributed.world_size():
-            mine = {name: values[distributed.rank()].clone() for name, values in ranks.items()}  # clones are aligned
+            mine = {
+                name: values[distributed.rank()].clone() for name, values in ranks.items()
+            }  # clones are aligned
             self._loss_sum.copy_(mine["loss"])
             torch.set_rng_state(mine["rng"])
             if "device_rng" in mine:
@@ -113,6 +131,7 @@ class TrainingLoop:
         self.network.train()
         batches = self._batches()
         on_step(progress.step, training.max_steps)
+        self._memory, self._clock = PeakMemory(self.device), time.perf_counter()
         self.signals.is_training = True
         try:
             while progress.step < training.max_steps and not self._must_stop:
@@ -124,8 +143,17 @@ class TrainingLoop:
                     on_log(self._evaluate())
                 if self._is_due(training.save_every) or self._must_stop:
                     self._save()
+            self._account()
         finally:
             self.signals.is_training = False
+
+    def _account(self) -> None:
+        """Add the time since the last call, and the peak of memory so far, to the progress."""
+        now, progress = time.perf_counter(), self.progress
+        progress.wall_seconds += now - self._clock
+        self._clock = now
+        peak, before = self._memory.extra_bytes(), progress.peak_memory_bytes
+        progress.peak_memory_bytes = None if peak is None or before is None else max(peak, before)
 
     def _is_due(self, every: int | None) -> bool:
         step = self.progress.step
@@ -186,7 +214,7 @@ class TrainingLoop:
         seconds = time.perf_counter() - begin
         progress.seconds += seconds
         progress.total_seconds += seconds
-        self.timings.append((seconds, tokens))
+        self.timings.extend((seconds, tokens))
         return grad_norm
 
     def _backward(self, batches: list[Batch], targets: int) -> float:
@@ -198,7 +226,11 @@ class TrainingLoop:
         network, total = self.network, torch.zeros_like(self._loss_sum)
         for number, batch in enumerate(batches, 1):
             is_last = number == len(batches)  # it all-reduces the gradients of all
-            with network.no_sync() if isinstance(network, DistributedDataParallel) and not is_last else nullcontext():
+            with (
+                network.no_sync()
+                if isinstance(network, DistributedDataParallel) and not is_last
+                else nullcontext()
+            ):
                 with torch.autocast(self.device.type, torch.bfloat16, enabled=self._is_bfloat16):
                     output = network(**self._on_device(batch), num_items_in_batch=targets)
                 loss = output.loss * distributed.world_size()
@@ -237,6 +269,7 @@ class TrainingLoop:
             if options.select == "best" and distributed.rank() == 0:
                 with self._writing(), atomic_folder(self.run / BEST) as folder:
                     self.model.save_pretrained(folder)
+                    checkpoints.finalize(folder)
         return {"step": progress.step, "eval_loss": found.loss, f"eval_{found.metric}": found.value}
 
     def _save(self) -> None:
@@ -245,9 +278,14 @@ class TrainingLoop:
         if self.device.type != "cpu":
             state["device_rng"] = torch.get_device_module(self.device).get_rng_state()
         ranks = {name: distributed.all_gather(value) for name, value in state.items()}
+        self._account()
+        step = self.progress.step
+        timings = torch.tensor(self.timings, dtype=torch.float64).reshape(-1, 2)
         if distributed.rank() == 0:
             with self._writing():
-                checkpoints.save(self.run, self.progress.step, self.model, self.optimizer, ranks, asdict(self.progress))
+                checkpoints.save(
+                    self.run, step, self.model, self.optimizer, ranks, timings, asdict(self.progress)
+                )
                 checkpoints.keep_newest(self.run, self.recipe.training.keep)
 
     @contextmanager
@@ -260,7 +298,9 @@ class TrainingLoop:
         try:
             yield
         except (OSError, SafetensorError) as error:
-            raise TrainingError(f"{self.run}: step {step} cannot be saved ({reason(error)}); {last_good}") from error
+            raise TrainingError(
+                f"{self.run}: step {step} cannot be saved ({reason(error)}); {last_good}"
+            ) from error
 
 
 def make_optimizer(model: nn.Module, training: TrainingSection) -> torch.optim.Optimizer:

@@ -14,21 +14,56 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from mgk._util.files import write_file
+from mgk._util.limits import MAX_THREADS
 from mgk._util.suggestions import closest, did_you_mean
 from mgk.data import task_registry
 from mgk.training.errors import RecipeError
-from mgk.variants import DEFAULT_VARIANT, EStep, FeatureMapName, Pooling, Position, Prior, Variance, Variant
+from mgk.variants import (
+    DEFAULT_VARIANT,
+    EStep,
+    FeatureMapName,
+    Init,
+    Kernel,
+    Pooling,
+    Position,
+    Prior,
+    Variance,
+    Variant,
+)
 
 _RECIPES = resources.files("mgk.training") / "recipes"
 
-FORMAT = 1
+FORMAT = 2
 TASKS = tuple(name for name in task_registry.TASKS if (_RECIPES / f"{name}.yaml").is_file())
-PRESETS = ("paper", "laptop", "smoke")
+PRESETS = ("paper", "workstation", "laptop", "smoke")
+_SHOWN = 80  # characters of a wrong value
 
 Count = Annotated[int, Field(ge=1)]
-Positive = Annotated[float, Field(gt=0)]
-NotNegative = Annotated[float, Field(ge=0)]
+BatchSize = Annotated[int, Field(ge=1, le=2**20)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Probability = Annotated[float, Field(ge=0, lt=1)]
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML whose keys occur once in a mapping: the last one would win without a word."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key, _ in node.value:
+            if key.value in seen and isinstance(key.value, str):
+                raise yaml.MarkedYAMLError(
+                    problem=f"the key {key.value!r} occurs twice", problem_mark=key.start_mark
+                )
+            seen.add(key.value if isinstance(key.value, str) else None)
+        return super().construct_mapping(node, deep)
+
+
+def _load_yaml(text: str) -> Any:
+    try:
+        return yaml.load(text, _Loader)
+    except RecursionError:
+        raise yaml.YAMLError("it is nested too deeply") from None
 
 
 class _Section(BaseModel):
@@ -40,16 +75,20 @@ class ModelSection(_Section):
 
     attention: Variant = DEFAULT_VARIANT
     num_attention_heads: Count = 4
+    num_key_value_heads: Count | None = None
+    sliding_window: Count | None = None
     head_dim: Count | None = None
     hidden_size: Count | None = None
     num_hidden_layers: Count | None = None
     intermediate_size: Count | None = None
     num_mixtures: Count | None = None
+    kernel: Kernel | None = None
     e_step: EStep | None = None
     prior: Prior | None = None
     prior_momentum: Probability | None = None
     variance: Variance | None = None
     feature_map: FeatureMapName | None = None
+    init: Init | Positive | None = None
     backend: str | None = None
     position: Position | None = None
     max_position_embeddings: Count | None = None
@@ -91,17 +130,25 @@ class DataSection(_Section):
     max_length: Count | None = None  # tokens per example; length of a segment of running text
     colour: bool = False  # images as coloured pixels, for patches
     group_by_length: bool = False  # batches of similar lengths, with less padding
+    packing: bool = False  # the sequences of a batch in one row, without padding
     # How many examples to use: the same random ones always; of running text, the first.
     train_examples: Count | None = None
     validation_examples: Count | None = None
     test_examples: Count | None = None
+
+    def check(self) -> None:
+        """Raise, with what to do, where the data are absent and are not generated on first use."""
+        from mgk.data.preparation import prepared  # imports NumPy
+
+        if not self.options and not task_registry.find_task(self.name).is_synthetic:
+            prepared(self.name, self.folder)
 
 
 class TrainingSection(_Section):
     """How to train."""
 
     max_steps: Count  # of the optimizer
-    batch_size: Count  # examples of an optimizer step, over all ranks and accumulated batches
+    batch_size: BatchSize  # examples of an optimizer step, over all ranks and accumulated batches
     accumulation: Count = 1  # batches of a rank in an optimizer step
     learning_rate: Positive  # after the warm-up
     warmup_steps: Annotated[int, Field(ge=0)] | Probability = 0  # below 1: a fraction of max_steps
@@ -111,8 +158,10 @@ class TrainingSection(_Section):
     max_grad_norm: NotNegative = 0.0  # the gradient norm is clipped to it; 0: no clipping
     precision: Literal["float32", "bfloat16"] = "float32"  # bfloat16 by autocast
     device: Literal["auto", "cpu"] = "auto"  # auto: an accelerator if there is one
-    threads: Count | None = None  # of the CPU; None: torch's default
-    workers: Annotated[int, Field(ge=0)] = 0  # processes that load data; 0: none but the run's own
+    threads: Annotated[int, Field(ge=1, le=MAX_THREADS)] | None = None  # of the CPU; None: torch's default
+    workers: Annotated[int, Field(ge=0, le=MAX_THREADS)] = (
+        0  # processes that load data; 0: none but the run's own
+    )
     gradient_checkpointing: bool = False
     log_every: Count = 10  # steps between two lines of metrics
     save_every: Count = 500  # steps between two checkpoints
@@ -123,7 +172,9 @@ class TrainingSection(_Section):
         if self.warmup > self.max_steps:
             raise ValueError(f"warmup_steps of {self.warmup} exceed max_steps of {self.max_steps}: set both")
         if self.batch_size % self.accumulation:
-            raise ValueError(f"batch_size of {self.batch_size} does not divide by accumulation of {self.accumulation}")
+            raise ValueError(
+                f"batch_size of {self.batch_size} does not divide by accumulation of {self.accumulation}"
+            )
         return self
 
     @property
@@ -138,8 +189,10 @@ class EvaluationSection(_Section):
 
     every: Count | None = None  # steps between two evaluations; None: at the end only
     split: Literal["validation", "test"] = "validation"  # evaluated during training
-    select: Literal["best", "last"] = "best"  # which weights are tested and kept: the best on ``split``, or the last
-    batch_size: Count | None = None  # examples at a time, which results do not depend on; None: at most 32
+    select: Literal["best", "last"] = (
+        "best"  # which weights are tested and kept: the best on ``split``, or the last
+    )
+    batch_size: BatchSize | None = None  # examples at a time, which results do not depend on; None: at most 32
     test: bool = True  # evaluate on the test split at the end
     # Perplexity by a sliding window:
     window: Count | None = None  # tokens; None: the length of a segment
@@ -149,7 +202,9 @@ class EvaluationSection(_Section):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.select == "best" and self.split == "test":
-            raise ValueError("select must be 'last' where split is 'test': the best on it would flatter the test")
+            raise ValueError(
+                "select must be 'last' where split is 'test': the best on it would flatter the test"
+            )
         return self
 
 
@@ -157,7 +212,7 @@ class Recipe(_Section):
     """Everything that determines a run.
 
     Attributes:
-        preset: "paper", "laptop" or "smoke", before any override.
+        preset: "paper", "workstation", "laptop" or "smoke", before any override.
         seed: of weights, order of the examples and dropout.
     """
 
@@ -169,6 +224,18 @@ class Recipe(_Section):
     data: DataSection
     training: TrainingSection
     evaluation: EvaluationSection
+
+    @model_validator(mode="before")
+    @classmethod
+    def _upgrade(cls, values: Any) -> Any:
+        """Format 1 had one start of queries, keys and shifts, the paper's: it says so now."""
+        if (
+            not isinstance(values, dict)
+            or values.get("format") != 1
+            or not isinstance(values.get("model"), dict)
+        ):
+            return values
+        return {**values, "format": FORMAT, "model": {"init": "paper", **values["model"]}}
 
     def evaluation_options(self, **changes: Any) -> EvaluationSection:
         """The evaluation with its batch size chosen and other changes."""
@@ -187,11 +254,11 @@ def load_recipe(task: str, preset: str = "laptop", *, overrides: Mapping[str, An
 
     Args:
         task: one of ``TASKS``.
-        preset: "paper", "laptop" or "smoke".
+        preset: "paper", "workstation", "laptop" or "smoke".
         overrides: values by the path of their field, such as ``{"model.attention": "smgk"}``.
     """
-    _check_name("task", task, TASKS)
-    _check_name("preset", preset, PRESETS)
+    check_name("task", task, TASKS)
+    check_name("preset", preset, PRESETS)
     values: dict[str, Any] = {"format": FORMAT, "task": task, "preset": preset, "seed": 0}
     documents = list(_documents(task))
     for part in dict.fromkeys(("paper", preset)):
@@ -205,14 +272,16 @@ def load_recipe(task: str, preset: str = "laptop", *, overrides: Mapping[str, An
 def read_recipe(path: Path, *, overrides: Mapping[str, Any] | None = None) -> Recipe:
     """The recipe in a file, such as RUN/recipe.yaml."""
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        values = _load_yaml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise RecipeError(f"{path}: cannot be read ({reason})") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark else ""
-        raise RecipeError(f"{path}{where}: this is not YAML ({getattr(error, 'problem', None) or error})") from None
+        raise RecipeError(
+            f"{path}{where}: this is not YAML ({getattr(error, 'problem', None) or error})"
+        ) from None
     if not isinstance(values, dict) or not isinstance(values.get("format"), int):
         raise RecipeError(f"{path}: this is not a recipe: it has no 'format'")
     if values["format"] > FORMAT:
@@ -236,9 +305,10 @@ def parse_overrides(assignments: Sequence[str]) -> dict[str, Any]:
         if not equals or not path.strip():
             raise RecipeError(f"{assignment!r} is not of the form FIELD=VALUE, such as training.max_steps=100")
         try:
-            values[path.strip()] = yaml.safe_load(text)
-        except yaml.YAMLError:
-            raise RecipeError(f"the value of {assignment!r} is not YAML") from None
+            values[path.strip()] = _load_yaml(text)
+        except yaml.YAMLError as error:
+            reason = getattr(error, "problem", None) or error
+            raise RecipeError(f"the value of {assignment[:80]!r} is not YAML ({reason})") from None
     return values
 
 
@@ -251,7 +321,7 @@ def differences(one: Recipe, other: Recipe) -> dict[str, tuple[Any, Any]]:
 
 def _documents(name: str) -> Iterator[dict[str, Any]]:
     """The file of a task, then the one that it extends."""
-    document = yaml.safe_load((_RECIPES / f"{name}.yaml").read_text(encoding="utf-8"))
+    document = _load_yaml((_RECIPES / f"{name}.yaml").read_text(encoding="utf-8"))
     yield document
     if "extends" in document:
         yield from _documents(document["extends"])
@@ -282,8 +352,8 @@ def _validated(values: Mapping[str, Any], overrides: Mapping[str, Any], where: s
         recipe = Recipe.model_validate(values)
     except ValidationError as error:
         raise RecipeError(f"{where}: {_first_error(error)}") from None
-    _check_name("task", recipe.task, TASKS)
-    _check_name("preset", recipe.preset, PRESETS)
+    check_name("task", recipe.task, TASKS)
+    check_name("preset", recipe.preset, PRESETS)
     return recipe
 
 
@@ -300,7 +370,9 @@ def _first_error(error: ValidationError) -> str:
     near = None
     if first["type"] == "literal_error":
         near = closest(str(first["input"]), re.findall("'([^']+)'", first["ctx"]["expected"]))
-    return f"{path}: {message[0].lower()}{message[1:]}, got {first['input']!r}{_suggest(near)}"
+    got = repr(first["input"])
+    got = got if len(got) <= _SHOWN else f"{got[:_SHOWN]}..."
+    return f"{path}: {message[0].lower()}{message[1:]}, got {got}{_suggest(near)}"
 
 
 def _suggest(near: str | None) -> str:
@@ -331,6 +403,7 @@ def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield prefix + name, value
 
 
-def _check_name(what: str, name: str, known: Sequence[str]) -> None:
+def check_name(what: str, name: str, known: Sequence[str]) -> None:
+    """Raise, with a suggestion, for a name that is not known."""
     if name not in known:
-        raise RecipeError(f"there is no {what} {name!r}; {did_you_mean(name, known)}")
+        raise RecipeError(f"there is no {what} {name!r}; {did_you_mean(name.lower(), known)}")

@@ -1,24 +1,23 @@
 """``train``: from a recipe, or the last checkpoint of a run, to the trained, tested and saved model."""
 
-import json
 import os
 import shutil
 import sys
-import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
-from statistics import median
+from signal import SIGTERM
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import PreTrainedModel
 
 from mgk._util.errors import Interrupted
-from mgk._util.files import atomic_folder, write_json
-from mgk._util.machine import cpu_threads, describe, peak_extra_bytes
+from mgk._util.files import atomic_folder, folder_lock, write_json
+from mgk._util.machine import cpu_threads, describe
 from mgk._util.signals import StopSignals
 from mgk.models import write_card
 from mgk.training import checkpoints, distributed
@@ -35,12 +34,18 @@ from mgk.training.run_dir import (
     SUMMARY,
     OnLog,
     RunSummary,
+    check_finished,
+    check_run_dir,
     metrics_writer,
     prepare_run_dir,
+    read_environment,
     read_metrics,
     read_summary,
+    wilson_interval,
+    write_environment,
+    write_summary,
 )
-from mgk.training.tasks import TaskData, make_model, model_class, open_data, quiet
+from mgk.training.tasks import TaskData, load_weights, make_model, open_data, quiet
 
 _PACKAGES = ("mgk", "torch", "transformers", "safetensors", "tokenizers", "numpy", "pydantic")
 
@@ -75,13 +80,22 @@ def train(
         The summary, which is also written to ``summary.json``.
     """
     check_batch_size(recipe, distributed.num_launched())
-    with cpu_threads(recipe.training.threads), quiet(), StopSignals() as signals:
+    with (
+        cpu_threads(recipe.training.threads),
+        quiet(),
+        ExitStack() as resources,
+        StopSignals() as signals,
+    ):
         try:
             device = distributed.choose_device(recipe.training.device)
             distributed.init(device)
             is_first = distributed.rank() == 0
             if is_first:
+                check_run_dir(recipe, out, resume=resume, overwrite=overwrite)
+                out.mkdir(parents=True, exist_ok=True)
+                resources.enter_context(folder_lock(out))
                 prepare_run_dir(recipe, out, resume=resume, overwrite=overwrite)
+                _check_finished(out, on_note)
             else:
                 on_step = on_log = on_test = on_note = _ignore
             distributed.barrier()
@@ -90,27 +104,30 @@ def train(
             data = _open_data(recipe, on_note)
             step = distributed.broadcast(_first_step(out, on_note) if is_first else 0)
             if is_first:
-                _record_environment(out, recipe, data, device, step)
+                _record_environment(out, recipe, data, device, step, on_note)
             torch.manual_seed(recipe.seed)
             loop = TrainingLoop(make_model(recipe, data), recipe, data, out, device=device, signals=signals)
             if step:
                 loop.restore(out / CHECKPOINTS / f"step-{step}")
-            begin = time.perf_counter()
             with metrics_writer(out, step, on_log) if is_first else nullcontext(_ignore) as log:
-                memory = peak_extra_bytes(lambda: loop.train(on_step, log), device)
-            seconds = time.perf_counter() - begin
+                loop.train(on_step, log)
             if loop.progress.step < recipe.training.max_steps:
-                raise Interrupted(f"stopped by {signals.requested or 'another process'}")
-            return _finish(loop, seconds, memory, on_test)
+                came = signals.requested  # None: it came to another rank
+                raise Interrupted(f"stopped by {came.name if came else 'another process'}", came or SIGTERM)
+            return _finish(loop, on_test)
         except Interrupted as stop:
-            raise Interrupted(f"{stop} at {_last_step(out)}; go on with: mgk train --resume --out {out}") from None
+            raise Interrupted(
+                f"{stop} at {_last_step(out)}; go on with: mgk train --resume --out {out}", stop.number
+            ) from None
         except RuntimeError as error:
             if not distributed.is_lost(error):
                 raise
-            raise Interrupted(f"{out}: another process has failed; {checkpoints.last_good(out)}") from error
+            raise TrainingError(f"{out}: another process has failed; {checkpoints.last_good(out)}") from error
         except OSError as error:
             if isinstance(error, FileNotFoundError | PermissionError | FileExistsError):
-                raise TrainingError(f"{os.fsdecode(error.filename or out)}: {error.strerror or error}") from error
+                raise TrainingError(
+                    f"{os.fsdecode(error.filename or out)}: {error.strerror or error}"
+                ) from error
             raise TrainingError(f"{out}: {reason(error)}; {checkpoints.last_good(out)}") from error
 
 
@@ -136,11 +153,26 @@ def _open_data(recipe: Recipe, on_note: Callable[[str], None]) -> TaskData:
     return data
 
 
+def _check_finished(run: Path, on_note: Callable[[str], None]) -> None:
+    """A finished run whose files are not what was written is finished again, from its last checkpoint."""
+    if not (run / SUMMARY).is_file():
+        return
+    try:
+        check_finished(run)
+    except TrainingError as error:
+        if checkpoints.newest(run) is None:
+            raise
+        on_note(f"{error}: so it is finished again")
+        (run / SUMMARY).unlink()
+
+
 def _first_step(run: Path, on_note: Callable[[str], None]) -> int:
     """The step to go on from, 0 at the beginning; what a killed run left incomplete is deleted."""
-    for path in (run / CHECKPOINTS).glob(".*"):
-        shutil.rmtree(path)
+    for pattern in ("checkpoints/.*", ".*.writing", ".*.tmp"):
+        for path in run.glob(pattern):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
     found, corrupt = checkpoints.newest_valid(run)
+    checkpoints.restore_files(run, found)
     for path, wrong in corrupt.items():
         on_note(f"{path} is corrupt ({wrong}): it is not used")
         checkpoints.remove(path)
@@ -152,19 +184,27 @@ def _first_step(run: Path, on_note: Callable[[str], None]) -> int:
 
 
 def _last_step(run: Path) -> str:
-    found = next(iter(checkpoints.list_checkpoints(run)), None)
+    found = checkpoints.newest(run)
     return "the beginning" if found is None else f"step {checkpoints.step_of(found)}"
 
 
-def _record_environment(run: Path, recipe: Recipe, data: TaskData, device: torch.device, step: int) -> None:
-    """Add this session to ``environment.json``; raise where the data are not those that the run began with."""
-    path, manifest = run / ENVIRONMENT, data.manifest.to_json()
+def _record_environment(
+    run: Path,
+    recipe: Recipe,
+    data: TaskData,
+    device: torch.device,
+    step: int,
+    on_note: Callable[[str], None],
+) -> None:
+    """Add this start to ``environment.json``; raise where the data are not those that the run began with."""
+    manifest = data.manifest.to_json()
     sessions: list[Any] = []
-    if path.is_file():
-        before = json.loads(path.read_bytes())
+    if (before := _environment(run, step, on_note)) is not None:
         sessions = before["sessions"]
         if before["data"]["files"] != manifest["files"]:
-            raise TrainingError(f"{data.folder / data.task.name}: the data have changed since {run} began with them")
+            raise TrainingError(
+                f"{data.folder / data.task.name}: the data have changed since {run} began with them"
+            )
     machine = describe(device)
     sessions.append(
         {
@@ -176,14 +216,27 @@ def _record_environment(run: Path, recipe: Recipe, data: TaskData, device: torch
             "git": machine.commit,
         }
     )
-    write_json(path, {"seed": recipe.seed, "data": manifest, "sessions": sessions})
+    write_environment(run, {"seed": recipe.seed, "data": manifest, "sessions": sessions})
 
 
-def _finish(loop: TrainingLoop, seconds: float, memory: int | None, on_test: OnStep) -> RunSummary:
+def _environment(run: Path, step: int, on_note: Callable[[str], None]) -> dict[str, Any] | None:
+    """What the run was started with: its own record, else that of the checkpoint that it goes on from."""
+    if (run / ENVIRONMENT).is_file():
+        try:
+            return read_environment(run)
+        except TrainingError as error:
+            on_note(f"{error}: it is not used")
+    return read_environment(run / CHECKPOINTS / f"step-{step}") if step else None
+
+
+def _finish(loop: TrainingLoop, on_test: OnStep) -> RunSummary:
     """Test the selected weights, save them, and write the summary, which marks the run as finished."""
     recipe, run, data, model = loop.recipe, loop.run, loop.data, loop.model
     if recipe.evaluation.select == "best":
-        model = model_class(data.task).from_pretrained(run / BEST).to(loop.device)
+        if (wrong := checkpoints.verify(run / BEST)) is not None:
+            raise TrainingError(f"{run / BEST}: {wrong}; mgk train --resume --out {run} takes the checkpoint's")
+        model = load_weights(run / BEST, data.task).to(loop.device)
+    seconds, tokens = np.array(loop.timings).reshape(-1, 2).T
     found = None
     if recipe.evaluation.test:
         found = evaluate_model(model, data, "test", recipe.evaluation_options(), on_test)
@@ -196,19 +249,21 @@ def _finish(loop: TrainingLoop, seconds: float, memory: int | None, on_test: OnS
         heads=recipe.model.num_attention_heads,
         steps=recipe.training.max_steps,
         parameters=model.num_parameters(),
-        seconds_per_step=median(seconds for seconds, _ in loop.timings) if loop.timings else 0.0,
-        tokens_per_second=median(tokens / seconds for seconds, tokens in loop.timings) if loop.timings else 0.0,
-        peak_memory_bytes=memory,
-        seconds=seconds,
+        seconds_per_step=float(np.median(seconds)),
+        tokens_per_second=float(np.median(tokens / seconds)),
+        peak_memory_bytes=loop.progress.peak_memory_bytes,
+        seconds=loop.progress.wall_seconds,
         device=str(loop.device),
         processes=distributed.world_size(),
         **_metrics(loop, found),
     )
     if distributed.rank() == 0:
-        _save_model(run / MODEL, model, data, summary)
+        _save_model(run / MODEL, model, data, summary, recipe)
         if found is not None and found.correct is not None:
-            write_json(run / CORRECT, {"split": found.split, "correct": [int(right) for right in found.correct]})
-        write_json(run / SUMMARY, asdict(summary))
+            write_json(
+                run / CORRECT, {"split": found.split, "correct": [int(right) for right in found.correct]}
+            )
+        write_summary(run, summary)
     distributed.barrier()
     return summary
 
@@ -220,7 +275,7 @@ def _metrics(loop: TrainingLoop, found: Evaluation | None) -> dict[str, Any]:
     def last(name: str) -> float:
         return next((float(line[name]) for line in reversed(lines) if name in line), float("nan"))
 
-    metric = "perplexity" if loop.data.is_language else "accuracy"
+    metric = loop.data.metric
     values: dict[str, float | None] = {}
     if loop.recipe.evaluation.split == "validation":
         values = {
@@ -242,20 +297,43 @@ def _metrics(loop: TrainingLoop, found: Evaluation | None) -> dict[str, Any]:
         "test_split": None if found is None else found.split,
         "examples": 0 if found is None else found.examples,
         "correct": None if found is None or found.correct is None else sum(found.correct),
+        "block_losses": () if found is None or found.perplexity is None else found.perplexity.block_losses,
     }
 
 
-def _save_model(folder: Path, model: PreTrainedModel, data: TaskData, summary: RunSummary) -> None:
+def _save_model(
+    folder: Path, model: PreTrainedModel, data: TaskData, summary: RunSummary, recipe: Recipe
+) -> None:
     """Weights, tokenizer and model card."""
-    kind = "a synthetic sample, not the real task" if data.manifest.synthetic else data.task.title
-    facts = {"task": summary.task, "data": f"{data.task.name}: {kind}", "preset": summary.preset}
+    is_synthetic = data.manifest.synthetic
+    anywhere = recipe.model_copy(update={"data": recipe.data.model_copy(update={"folder": None})})
+    kind = "a synthetic sample, not the real task" if is_synthetic else data.task.title
+    facts = {
+        "task": summary.task,
+        "data": f"{data.task.name}: {kind}",
+        "licence of the data": "generated here" if is_synthetic else data.task.licence,
+        "preset": summary.preset,
+        "steps": summary.steps,
+        "seed": summary.seed,
+        "parameters": f"{summary.parameters:,}",
+        "recipe": anywhere.to_yaml(),
+        "metrics": _shown_metrics(summary),
+    }
     with atomic_folder(folder) as written:
         model.save_pretrained(written)
         tokenizer = data.tokenizer()
         if tokenizer is not None:
             tokenizer.save_pretrained(written)
-        write_card(
-            written,
-            model.config,
-            {**facts, "steps": summary.steps, "seed": summary.seed, "metrics": summary.metrics},
-        )
+        write_card(written, model.config, facts)
+
+
+def _shown_metrics(summary: RunSummary) -> dict[str, str]:
+    """The metrics of the summary in words: an accuracy with its interval, a perplexity with its window."""
+    shown = {name: f"{value:.4g}" for name, value in summary.metrics.items()}
+    if summary.correct is not None:
+        found = wilson_interval(summary.correct, summary.examples)
+        interval = f"95% CI {found.low:.2%} to {found.high:.2%}, of one seed"
+        shown["test_accuracy"] = f"{found.estimate:.2%} ({interval}, {summary.examples:,} examples)"
+    for name, how in summary.how.items():
+        shown[name] += f" ({how}; one seed)"
+    return shown

@@ -1,16 +1,27 @@
 """The folder of a run: its files, who may write into it, its summary and its metrics. Does not import torch."""
 
 import json
+import math
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 from mgk._util import json_codec
-from mgk._util.files import write_file
+from mgk._util.files import (
+    LOCK,
+    FileSpecs,
+    file_specs,
+    read_json,
+    read_sealed,
+    sealed_specs,
+    write_sealed,
+    wrong_files,
+)
 from mgk.training.errors import RecipeError, TrainingError
 from mgk.training.recipe import Recipe, differences, read_recipe, write_recipe
 
@@ -23,13 +34,14 @@ BEST = "best"
 MODEL = "model"
 SUMMARY = "summary.json"
 CORRECT = "test_correct.json"
+CARD = "README.md"  # of the model; the only file that people edit
 
 OnLog = Callable[[dict[str, float]], None]
 
 
 @dataclass(frozen=True)
 class Interval:
-    """An estimate with its 95% confidence interval."""
+    """An estimate with its confidence interval, of 95% unless said otherwise."""
 
     estimate: float
     low: float
@@ -46,6 +58,20 @@ def wilson_interval(correct: int, total: int) -> Interval:
     return Interval(correct / total, float(bounds.low), float(bounds.high))
 
 
+def student_interval(values: Sequence[float], confidence: float = 0.95) -> Interval:
+    """Student's: mean -+ t s / sqrt(n), t of n - 1 degrees of freedom.
+
+    For few values, where a bootstrap is too narrow; unbounded for one value.
+    """
+    mean, count = fmean(values), len(values)
+    if count == 1:
+        return Interval(mean, -math.inf, math.inf)
+    from scipy.stats import t
+
+    half_width = float(t.ppf((1 + confidence) / 2, count - 1)) * stdev(values) / math.sqrt(count)
+    return Interval(mean, mean - half_width, mean + half_width)
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunSummary:
     """The result of a run.
@@ -53,18 +79,20 @@ class RunSummary:
     Attributes:
         data: the name of the data set; ``synthetic-...`` is a synthetic sample.
         train_loss: the mean over the last steps that were logged.
-        metric: the main metric: "accuracy" (higher is better) or "perplexity" (lower is better).
+        metric: the main metric: "accuracy" (higher is better), "perplexity" or "bits_per_byte" (lower is better).
         metrics: of the last evaluation ("validation_accuracy", "validation_loss", "best_validation_accuracy",
             "best_step") and of the weights kept ("test_accuracy", "test_loss"); for language models "perplexity"
-            in place of "accuracy", by segments, and "test_sliding_perplexity".
+            or "bits_per_byte" in place of "accuracy", by segments, and "test_sliding_perplexity".
         how: window and stride of the perplexities in ``metrics``, by name.
         test_split: the split of the test metrics, or None.
         examples: of the test; for language models, tokens.
         correct: how many of them were right; None for language models. Which ones: ``read_correct``.
-        seconds_per_step: the median, data included, evaluation and checkpoints excluded.
-        tokens_per_second: without padding, over all ranks; the median.
-        peak_memory_bytes: beyond what was in use before training, on this rank; None where it cannot be measured.
-        seconds: of the whole of training in this process.
+        block_losses: of language models, the mean test loss of successive parts of the text, in nats.
+        seconds_per_step: the median over all steps, data included, evaluation and checkpoints excluded.
+        tokens_per_second: without padding, over all ranks; the median over all steps.
+        peak_memory_bytes: beyond what was in use before training, on this rank, the most over all starts of the run;
+            None where it cannot be measured.
+        seconds: of the whole of training, over all starts, without steps that were lost.
     """
 
     task: str
@@ -88,7 +116,8 @@ class RunSummary:
     device: str
     processes: int
     how: dict[str, str] = field(default_factory=dict)
-    format: int = 1
+    block_losses: tuple[float, ...] = ()
+    format: int = 2
 
 
 def check_run_dir(recipe: Recipe, out: Path, *, resume: bool, overwrite: bool) -> None:
@@ -99,9 +128,11 @@ def check_run_dir(recipe: Recipe, out: Path, *, resume: bool, overwrite: bool) -
         raise RecipeError(f"{out}: this is a file, not the folder of a run")
     has_recipe = (out / RECIPE).is_file()
     # A recipe that was being written when the run was killed is no run yet.
-    is_used = out.is_dir() and any(not entry.name.startswith(f".{RECIPE}.") for entry in out.iterdir())
+    is_used = out.is_dir() and any(
+        not entry.name.startswith(f".{RECIPE}.") and entry.name != LOCK for entry in out.iterdir()
+    )
     if resume and has_recipe:
-        for path, (now, then) in differences(recipe, read_recipe(out / RECIPE)).items():
+        for path, (now, then) in differences(recipe, read_run_recipe(out)).items():
             raise RecipeError(
                 f"{out}: this run was started with {path} = {then!r}, not {now!r}: resume it without changes, as in"
                 f" mgk train --resume --out {out}"
@@ -110,8 +141,12 @@ def check_run_dir(recipe: Recipe, out: Path, *, resume: bool, overwrite: bool) -
         raise RecipeError(f"{out}: there is no run to resume here ({RECIPE} is missing)")
     elif is_used and not overwrite:
         is_done = (out / SUMMARY).is_file()
-        hint = "choose another --out, or --overwrite it" if is_done else "go on with --resume, or --overwrite it"
-        raise RecipeError(f"{out}: there is {'a finished run' if is_done else 'something'} here already: {hint}")
+        hint = (
+            "choose another --out, or --overwrite it" if is_done else "go on with --resume, or --overwrite it"
+        )
+        raise RecipeError(
+            f"{out}: there is {'a finished run' if is_done else 'something'} here already: {hint}"
+        )
     elif is_used and not has_recipe:
         raise RecipeError(f"{out}: this is not the folder of a run, so it is not overwritten")
 
@@ -120,51 +155,121 @@ def prepare_run_dir(recipe: Recipe, out: Path, *, resume: bool, overwrite: bool)
     """Check the folder, clear it if it is to be overwritten, and write the recipe into it."""
     check_run_dir(recipe, out, resume=resume, overwrite=overwrite)
     if overwrite and out.is_dir():
-        for entry in sorted(out.iterdir(), key=lambda path: path.name == RECIPE):  # last: it marks a run
+        entries = [entry for entry in out.iterdir() if entry.name != LOCK]
+        for entry in sorted(entries, key=lambda path: path.name == RECIPE):  # last: it marks a run
             shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
     if not (out / RECIPE).is_file():
         write_recipe(recipe, out / RECIPE)
 
 
-def read_run_recipe(run: Path) -> Recipe:
+def read_run_recipe(run: Path, *, overrides: Mapping[str, Any] | None = None) -> Recipe:
     """The recipe of a run, finished or not."""
     if not (run / RECIPE).is_file():
-        raise TrainingError(f"{run}: there is no run here ({RECIPE} is missing)")
-    return read_recipe(run / RECIPE)
+        raise RecipeError(f"{run}: there is no run here ({RECIPE} is missing)")
+    check_files(run, RECIPE)
+    return read_recipe(run / RECIPE, overrides=overrides)
+
+
+def finished_recipe(run: Path) -> Recipe:
+    """The recipe of a run that has kept a model; ``RecipeError`` where there is none."""
+    recipe = read_run_recipe(run)
+    if not (run / SUMMARY).is_file() or not (run / MODEL).is_dir():
+        raise RecipeError(f"{run}: this run is not finished: go on with mgk train --resume --out {run}")
+    return recipe
+
+
+def write_summary(run: Path, summary: RunSummary) -> None:
+    """Write ``summary.json``, which marks the run as finished, with the SHA-256 of all files of its result."""
+    names = (RECIPE, ENVIRONMENT, METRICS, CORRECT)
+    paths = [path for name in names if (path := run / name).is_file()]
+    paths += [path for path in (run / MODEL).rglob("*") if path.is_file() and path.name != CARD]
+    write_sealed(run / SUMMARY, {**asdict(summary), "files": _as_json(file_specs(run, paths))})
+
+
+def write_environment(run: Path, data: Mapping[str, Any]) -> None:
+    """Write ``environment.json``, with the SHA-256 of the recipe."""
+    write_sealed(run / ENVIRONMENT, {**data, "files": _as_json(file_specs(run, [run / RECIPE]))})
+
+
+def _as_json(specs: FileSpecs) -> dict[str, Any]:
+    return {name: asdict(spec) for name, spec in specs.items()}
 
 
 def read_summary(run: Path) -> RunSummary:
     """The summary of a finished run."""
-    with _reading(run / SUMMARY, "there is no finished run here", "this is not the summary of a run") as data:
-        return json_codec.load(RunSummary, data)
+    with _reading(run / SUMMARY, "there is no finished run here", "this is not the summary of a run") as path:
+        return json_codec.load(RunSummary, read_sealed(path))
+
+
+def read_environment(run: Path) -> dict[str, Any]:
+    """What a run was started with: seed, data and, for every start, machine and versions."""
+    with _reading(run / ENVIRONMENT, "there is no run here", "this is not the environment of a run") as path:
+        return read_sealed(path)
 
 
 def read_correct(run: Path) -> list[bool]:
     """Whether the model was right on each example of the test split, in the order of the data."""
-    with _reading(run / CORRECT, "this run has no test results by example", "these are not test results") as data:
-        return [bool(value) for value in data["correct"]]
+    check_files(run, CORRECT)
+    with _reading(
+        run / CORRECT, "this run has no test results by example", "these are not test results"
+    ) as path:
+        return [bool(value) for value in read_json(path)["correct"]]
+
+
+def check_files(run: Path, name: str) -> None:
+    """Raise where a file of a run, or one of the files of a folder of it, is not what was written.
+
+    ``summary.json`` says so of a finished run; of the recipe of another, its ``environment.json`` or a checkpoint's.
+    """
+    sources = [run / SUMMARY]
+    if name == RECIPE:
+        sources += [run / ENVIRONMENT, *sorted(run.glob(f"{CHECKPOINTS}/step-*/{ENVIRONMENT}"))]
+    errors = []
+    for source in filter(Path.is_file, sources):
+        try:
+            specs = sealed_specs(source)
+        except ValueError as error:
+            errors.append(f"{source}: this cannot be trusted ({error}); {way_on(run, source.name)}")
+            continue
+        for wrong, what in wrong_files(run, {path: specs[path] for path in specs if path.startswith(name)}):
+            raise TrainingError(f"{run / wrong}: this file of the run {what}; {way_on(run, wrong)}")
+        return
+    if errors:
+        raise TrainingError(errors[0])
+
+
+def check_finished(run: Path) -> None:
+    """Raise where a file of a finished run is not what was written."""
+    read_summary(run)
+    check_files(run, "")
+
+
+def way_on(run: Path, name: str) -> str:
+    """What to do about a file that is not what was written."""
+    has_checkpoint = any((run / CHECKPOINTS).glob("step-*"))
+    if name == RECIPE or not has_checkpoint:
+        return "put it back as it was, or train anew with --overwrite"
+    return f"mgk train --resume --out {run} makes it anew from the last checkpoint"
 
 
 @contextmanager
-def _reading(path: Path, absent: str, invalid: str) -> Iterator[Any]:
+def _reading(path: Path, absent: str, invalid: str) -> Iterator[Path]:
     try:
-        yield json.loads(path.read_bytes())
+        yield path
     except (FileNotFoundError, NotADirectoryError):
         raise TrainingError(f"{path.parent}: {absent} ({path.name} is missing)") from None
     except (ValueError, KeyError, TypeError) as error:
-        raise TrainingError(f"{path}: {invalid} ({error})") from None
+        raise TrainingError(f"{path}: {invalid} ({error}); {way_on(path.parent, path.name)}") from None
 
 
 @contextmanager
 def metrics_writer(run: Path, step: int, on_log: OnLog) -> Iterator[OnLog]:
-    """A function that writes a line to ``metrics.jsonl`` and TensorBoard and then calls ``on_log`` with it.
+    """A function that adds a line to ``metrics.jsonl`` and TensorBoard and then calls ``on_log`` with it.
 
-    Lines after ``step``, of steps that were lost, are deleted first.
+    TensorBoard leaves out what it has of steps after ``step``, which were lost.
     """
     from torch.utils.tensorboard import SummaryWriter
 
-    kept = [line for line in read_metrics(run) if line["step"] <= step]
-    write_file(run / METRICS, "".join(json.dumps(line) + "\n" for line in kept))
     board = SummaryWriter(str(run / TENSORBOARD), purge_step=step + 1 if step else None)
     excepthook = threading.excepthook
     # A full disk fails in TensorBoard's thread; the next write raises the same error here.
@@ -191,6 +296,7 @@ def metrics_writer(run: Path, step: int, on_log: OnLog) -> Iterator[OnLog]:
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:
     """The lines of a run's metrics."""
+    check_files(run, METRICS)
     lines = []
     for text in (run / METRICS).read_text(encoding="utf-8").splitlines() if (run / METRICS).is_file() else ():
         with suppress(ValueError):  # half a line, of a run that was killed while writing

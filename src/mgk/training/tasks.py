@@ -1,7 +1,9 @@
 """From a recipe to its data and its model; from a finished run to the model that it has kept."""
 
+import copy
 import hashlib
 import json
+import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
+import torch
 from safetensors import SafetensorError
 from torch import Tensor
 from torch.utils.data import Dataset, Subset
@@ -29,12 +32,15 @@ from mgk.models import (
 )
 from mgk.training.errors import RecipeError, TrainingError
 from mgk.training.recipe import DataSection, Recipe
-from mgk.training.run_dir import MODEL
+from mgk.training.run_dir import MODEL, check_files, finished_recipe
 
 if TYPE_CHECKING:
     from collections.abc import Sized
 
 Batch = dict[str, Tensor]
+
+# The objects of a layer take about this much, whatever its width.
+_LAYER_BYTES = 1 << 16
 
 _MODELS: dict[str, type[PreTrainedModel]] = {
     "sequence": MgkForSequenceClassification,
@@ -59,6 +65,13 @@ class TaskData:
         return self.task.kind == "language"
 
     @property
+    def metric(self) -> str:
+        """The main metric of its models."""
+        if not self.is_language:
+            return "accuracy"
+        return "bits_per_byte" if self.manifest.facts["unit"] == "byte" else "perplexity"
+
+    @property
     def max_length(self) -> int:
         """Tokens that an example keeps."""
         return self.section.max_length or self.task.max_length
@@ -66,20 +79,24 @@ class TaskData:
     @property
     def collator(self) -> Collator:
         """Makes batches of examples."""
-        return Collator(self.manifest.facts["pad_id"])
+        return Collator(self.manifest.facts["pad_id"], self.section.packing)
 
     def split(self, name: str) -> Dataset[Batch]:
         """The examples of a split, as many as the recipe says: the same random ones always; of running text, the first.
 
         The first examples of a classification set may be of one class.
         """
-        data = load(self.task.name, name, folder=self.folder, max_length=self.max_length, colour=self.section.colour)
+        data = load(
+            self.task.name, name, folder=self.folder, max_length=self.max_length, colour=self.section.colour
+        )
         limit = getattr(self.section, f"{name}_examples")
         if limit is None or limit >= len(data):
             return data
         if self.is_language:
             return Subset(data, range(limit))
-        return Subset(data, np.sort(np.random.Generator(np.random.PCG64(0)).permutation(len(data))[:limit]).tolist())
+        return Subset(
+            data, np.sort(np.random.Generator(np.random.PCG64(0)).permutation(len(data))[:limit]).tolist()
+        )
 
     def tokenizer(self) -> PreTrainedTokenizerFast | None:
         """The tokenizer of its texts; None for images."""
@@ -89,10 +106,14 @@ class TaskData:
 def open_data(section: DataSection) -> TaskData:
     """The data of a recipe; a data set with options is generated on first use."""
     task = find_task(section.name)
+    if section.packing and task.kind != "sequence":
+        raise RecipeError(f"data.packing is for tasks with one sequence an example, and {task.name} is not one")
     root = data_folder() if section.folder is None else section.folder
     if section.options:
         if not task.is_generated:
-            raise RecipeError(f"data.options are for sets that are generated, and {task.name} is read from files")
+            raise RecipeError(
+                f"data.options are for sets that are generated, and {task.name} is read from files"
+            )
         text = json.dumps(section.options, sort_keys=True)
         root = root / "generated" / hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
         try:
@@ -125,22 +146,65 @@ def make_model(recipe: Recipe, data: TaskData) -> PreTrainedModel:
         **({"image_size": facts["height"]} if "height" in facts else {}),
         **recipe.model.given(),
     }
+    if data.section.packing and values.get("pooling") == "cls":
+        raise RecipeError("data.packing needs model.pooling: mean, as a packed row has one class token")
+    kind = model_class(data.task)
     try:
-        return model_class(data.task)(MgkConfig(**values))
+        config = MgkConfig(**values)
+        check_size(kind, config)
+        return kind(config)
     except (TypeError, ValueError) as error:
         raise RecipeError(f"model: {error}") from None
 
 
 def load_model(run: Path, task: Task) -> PreTrainedModel:
     """The model of a finished run of this task; its data need not be there."""
-    folder = run / MODEL
-    if not folder.is_dir():
-        raise TrainingError(f"{run}: this run is not finished: go on with mgk train --resume --out {run}")
+    finished_recipe(run)
+    check_files(run, f"{MODEL}/")
+    return load_weights(run / MODEL, task)
+
+
+def load_weights(folder: Path, task: Task) -> PreTrainedModel:
+    """A saved model of this task."""
+    kind = model_class(task)
     try:
         with quiet():
-            return model_class(task).from_pretrained(folder)
-    except (OSError, ValueError, SafetensorError) as error:
-        raise TrainingError(f"{folder}: the model cannot be loaded ({error})") from None
+            check_size(kind, MgkConfig.from_pretrained(folder))
+            return kind.from_pretrained(folder)
+    except (OSError, ValueError, TypeError, RuntimeError, SafetensorError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise TrainingError(f"{folder}: the model cannot be loaded ({reason})") from None
+
+
+def check_size(kind: type[PreTrainedModel], config: MgkConfig) -> None:
+    """``ValueError`` for a model that this machine cannot hold, before anything is allocated.
+
+    Its weights are a + b L for L layers; a and b follow from models of 1 and 2 layers that have shapes only.
+    """
+    layers, sizes = config.num_hidden_layers, []
+    what = f"{layers:,} layers with {config.num_attention_heads:,} heads and a width of {config.hidden_size:,}"
+    for number in (1, 2):
+        small = copy.deepcopy(config)
+        small.num_hidden_layers = number
+        try:
+            with torch.device("meta"):
+                model = kind(small)
+        except (RuntimeError, OverflowError, TypeError) as error:
+            raise ValueError(f"{what} have tensors that are too large for any machine") from error
+        sizes.append(sum(tensor.numel() for tensor in [*model.parameters(), *model.buffers()]))
+    values = sizes[0] + (layers - 1) * (sizes[1] - sizes[0])
+    wanted, there = 4 * values + layers * _LAYER_BYTES, _memory_bytes()
+    if there is not None and wanted > there:
+        have = f"this machine has {there / 1e9:,.0f} GB"
+        raise ValueError(f"{what} have {values:.3g} weights, which take {wanted / 1e9:,.3g} GB, and {have}")
+
+
+def _memory_bytes() -> int | None:
+    """Of the machine, swap excluded; None where it does not say."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return None
 
 
 def model_class(task: Task) -> type[PreTrainedModel]:

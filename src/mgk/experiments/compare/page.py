@@ -1,4 +1,4 @@
-"""The page of a comparison: the result in sentences, then the table, differences, curves and attention maps."""
+"""The page of a comparison: sentences, the table, differences, curves and attention maps."""
 
 from math import isfinite
 
@@ -9,8 +9,7 @@ from mgk.experiments.compare.result import Comparison, Result
 from mgk.experiments.model_analysis import Inspection
 from mgk.experiments.render import html
 from mgk.experiments.render.charts import Lines, Maps, interval_chart, series_over_seeds
-from mgk.experiments.render.numbers import bytes_text, interval_text, percent, points, seconds_text, short
-from mgk.experiments.render.tables import SYNTHETIC_DATA
+from mgk.experiments.render.numbers import bytes_text, interval_text, percent, points, seconds_text, short, text
 
 # Points of a training curve that are averaged into one.
 _SMOOTHING = 5
@@ -27,6 +26,7 @@ def comparison_page(comparison: Comparison, inspection: Inspection) -> str:
             html.section("Results and costs", table),
             html.section("Differences to the baseline", *_differences(comparison)),
             html.section("Training curves", _curves(comparison)),
+            *([html.section("What the models write", *_writings(comparison))] if inspection.writings else []),
             html.section("Attention maps", *_maps(comparison, inspection)),
             html.section("How this was made", *_origin(comparison)),
         ],
@@ -36,7 +36,7 @@ def comparison_page(comparison: Comparison, inspection: Inspection) -> str:
 def summary(comparison: Comparison) -> list[str]:
     """The result in sentences, one per candidate."""
     baseline = comparison.baseline
-    sentences = [SYNTHETIC_DATA] if comparison.data.startswith("synthetic-") else []
+    sentences = [text("synthetic")] if comparison.data.startswith("synthetic-") else []
     opening = f"{baseline.title}: {_score(comparison, baseline)}, {short(baseline.parameters)} parameters"
     chance = f" The majority-class baseline has {percent(comparison.chance)}." if comparison.chance else ""
     sentences.append(f"{opening}, {short(baseline.flops)} FLOPs an example.{chance}")
@@ -48,17 +48,19 @@ def summary(comparison: Comparison) -> list[str]:
 
 
 def verdict(comparison: Comparison, result: Result) -> str:
-    """The difference of a candidate to the baseline, its confidence interval and whether it is significant."""
+    """The difference to the baseline, its confidence interval and whether it is significant."""
     gap = _gap(result)
     bounds = abs(gap.estimate), gap.low, gap.high
-    size, low, high = (points(value) if comparison.is_accuracy else f"{value:.2f}" for value in bounds)
+    size, low, high = (
+        points(value) if comparison.is_accuracy else f"{value:.{comparison.digits}f}" for value in bounds
+    )
     size += " points" if comparison.is_accuracy else ""
     change = "the same" if gap.estimate == 0 else f"{size} {'higher' if gap.estimate > 0 else 'lower'}"
-    opening = f"its {comparison.metric} is {change}"
+    opening = f"its {comparison.metric_name} is {change}"
     if not isfinite(gap.low):
         return f"{opening}; one seed gives no confidence interval."
     is_one = len(comparison.seeds) == 1
-    opening += f" (95% CI over {'test examples' if is_one else _sources(comparison)} {low} to {high})"
+    opening += f" (95% CI over {_sources(comparison)} {low} to {high})"
     if gap.low <= 0 <= gap.high:
         return f"{opening}: not statistically significant."
     if is_one:  # another seed trains another model
@@ -69,7 +71,8 @@ def verdict(comparison: Comparison, result: Result) -> str:
 
 def result_columns(comparison: Comparison) -> tuple[str, ...]:
     """The headings of :func:`result_rows`."""
-    return ("model", f"test {comparison.metric}", "parameters", "FLOPs", "step", "memory")
+    writing = ("cache", "tokens/s") if comparison.baseline.writing is not None else ()
+    return ("model", f"test {comparison.metric_name}", "parameters", "FLOPs", "step", "memory", *writing)
 
 
 def result_rows(comparison: Comparison) -> list[tuple[str, ...]]:
@@ -82,14 +85,23 @@ def result_rows(comparison: Comparison) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for result in comparison.results:
         memory, seconds = result.peak_memory_bytes, result.seconds_per_step
-        row = (
+        row: tuple[str, ...] = (
             result.title,
             _score(comparison, result),
             with_ratio(short(result.parameters), result.parameters, baseline.parameters),
             with_ratio(short(result.flops), result.flops, baseline.flops),
             with_ratio(seconds_text(seconds), seconds, baseline.seconds_per_step),
-            "not measured" if memory is None else with_ratio(bytes_text(memory), memory, baseline.peak_memory_bytes),
+            "not measured"
+            if memory is None
+            else with_ratio(bytes_text(memory), memory, baseline.peak_memory_bytes),
         )
+        if result.writing is not None and baseline.writing is not None:
+            cache, rate = result.writing.cache_bytes, result.writing.tokens_per_second
+            first = baseline.writing
+            row += (
+                with_ratio(bytes_text(cache), cache, first.cache_bytes),
+                with_ratio(f"{rate:,.0f}", rate, first.tokens_per_second),
+            )
         rows.append(row)
     return rows
 
@@ -99,27 +111,26 @@ def table_caption(comparison: Comparison) -> str:
     seeds = len(comparison.seeds)
     runs = "one run each" if seeds == 1 else f"the mean of {seeds} runs each"
     interval = f"with the 95% CI over {_sources(comparison)}"
-    if seeds == 1:
-        examples = f"with the 95% CI over the {comparison.test_examples:,} test examples"
-        interval = examples if comparison.is_accuracy else "of one seed"
-    return (
-        f"Test {comparison.metric}, {runs}, {interval}; FLOPs of the forward of one example by formula, at the mean"
-        f" length of {comparison.length} tokens; median time of a training step; peak memory of training, beyond what"
-        " was in use before. In parentheses: the ratio to the baseline."
-    )
+    if seeds == 1 and comparison.is_accuracy:
+        interval = f"with the 95% CI over the {comparison.test_examples:,} test examples"
+    elif seeds == 1 and comparison.metric == "perplexity":
+        interval = "of one seed"
+    values = {"metric": comparison.metric_name, "runs": runs, "interval": interval, "length": comparison.length}
+    return text("comparison_table", **values)
 
 
 def _sources(comparison: Comparison) -> str:
-    """What the interval of several seeds covers."""
-    return "seeds and test examples" if comparison.is_accuracy else "seeds"
+    """What an interval covers."""
+    within = {"accuracy": "test examples", "bits_per_byte": "blocks of the text"}.get(comparison.metric)
+    return " and ".join([*(["seeds"] if len(comparison.seeds) > 1 else []), *([within] if within else [])])
 
 
 def _score(comparison: Comparison, result: Result) -> str:
     if comparison.is_accuracy:
         return interval_text(result.score, percent)
     if not isfinite(result.score.low):
-        return f"perplexity {result.score.estimate:.2f}"
-    return interval_text(result.score, lambda value: f"{value:.2f}")
+        return f"{comparison.metric_name} {result.score.estimate:.2f}"
+    return interval_text(result.score, lambda value: f"{value:.{comparison.digits}f}")
 
 
 def _change(value: float, baseline: float) -> str:
@@ -129,7 +140,9 @@ def _change(value: float, baseline: float) -> str:
 
 def _differences(comparison: Comparison) -> list[Markup]:
     factor, unit, side = (
-        (100.0, "points of accuracy", "right") if comparison.is_accuracy else (1.0, "perplexity", "left")
+        (100.0, "points of accuracy", "right")
+        if comparison.is_accuracy
+        else (1.0, comparison.metric_name, "left")
     )
     intervals, sentences = [], []
     for result in comparison.results[1:]:
@@ -165,41 +178,41 @@ def _paired_table(comparison: Comparison) -> Markup:
         if (paired := result.paired) is not None
     ]
     seeds = "" if len(comparison.seeds) == 1 else " and seeds"
-    caption = (
-        f"All models answer the same {comparison.test_examples:,} test examples and are compared one by one: the"
-        f" difference in points with its 95% CI over examples{seeds}, the answers that only one of the two has right,"
-        " and the p-value of McNemar's exact test, which does not include seed variance."
-    )
-    return html.table(caption, ("model", "difference", "only it is right", "only the baseline is right", "p"), rows)
+    columns = ("model", "difference", "only it is right", "only the baseline is right", "p")
+    return html.table(text("paired", examples=comparison.test_examples, seeds=seeds), columns, rows)
 
 
 def _curves(comparison: Comparison) -> Markup:
-    panels = [
-        Lines(
-            title=what,
-            x_label="steps",
-            y_label=name,
-            series=tuple(
-                series_over_seeds(result.title, runs, width)
-                for result, runs in zip(comparison.results, curves, strict=True)
-                if any(runs)
-            ),
-        )
-        for what, name, curves, width in (
-            ("Training loss", "loss", [result.losses for result in comparison.results], _SMOOTHING),
-            (f"Validation {comparison.metric}", comparison.metric, [r.validation for r in comparison.results], 1),
-        )
-    ]
+    panels = []
+    for what, metric, field, width in (
+        ("Training", "loss", "losses", _SMOOTHING),
+        ("Validation", comparison.metric_name, "validation", 1),
+    ):
+        runs = {result.title: getattr(result, field) for result in comparison.results}
+        series = tuple(series_over_seeds(name, curves, width) for name, curves in runs.items() if any(curves))
+        panels.append(Lines(title=f"{what} {metric}", x_label="steps", y_label=metric, series=series))
     figures = html.grid(panel.to_html() for panel in panels if panel.series)
-    return html.join([figures, html.paragraph("Bands span the seeds.")]) if len(comparison.seeds) > 1 else figures
+    bands = [html.paragraph("Bands span the seeds.")] if len(comparison.seeds) > 1 else []
+    return html.join([figures, *bands])
+
+
+def writings(comparison: Comparison) -> list[tuple[str, str]]:
+    """The title of each language model and what it writes."""
+    return [(result.title, result.writing.text) for result in comparison.results if result.writing is not None]
+
+
+def _writings(comparison: Comparison) -> list[Markup]:
+    samples = (
+        part
+        for title, sample in writings(comparison)
+        for part in (html.subheading(title), html.code_block(sample))
+    )
+    return [html.paragraph(text("writings")), *samples]
 
 
 def _maps(comparison: Comparison, inspection: Inspection) -> list[Markup]:
     parts = [
-        html.paragraph(
-            f"One example of the test split, of {inspection.tokens} tokens, through the first model of each kind. A row"
-            " is a query, a column a key; the lighter, the more weight. Each map is scaled to its own largest weight."
-        ),
+        html.paragraph(text("compared_maps", tokens=inspection.tokens)),
         html.code_block(inspection.example),
     ]
     for result in comparison.results:

@@ -1,9 +1,12 @@
-"""A comparison as data: the page and the table are made from it, and ``comparison.json`` holds it."""
+"""A comparison as data, of which page, table and ``comparison.json`` are made."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 from mgk._util import json_codec
 from mgk.analysis.confidence_intervals import (
@@ -11,9 +14,10 @@ from mgk.analysis.confidence_intervals import (
     PairedDifference,
     mean_accuracy,
     mean_difference,
+    mean_over_blocks,
     paired_difference,
 )
-from mgk.experiments.model_analysis import Inspection
+from mgk.experiments.model_analysis import Inspection, Writing
 from mgk.experiments.plan import Plan
 from mgk.experiments.result_store import Curve, TrialResult
 from mgk.experiments.trials import Trial
@@ -26,10 +30,15 @@ class Result:
     Attributes:
         flops: of the forward pass of one example, by the cost model.
         seconds_per_step: the median over steps, and over seeds.
-        peak_memory_bytes: beyond what was in use before training, the most over seeds; None: not measured.
-        validation: the metric on the split that is evaluated during training, a curve for each seed.
-        paired: the difference to the baseline, example by example; None for the baseline and for perplexities.
-        gap: the difference to the baseline of a perplexity, seed by seed.
+        peak_memory_bytes: beyond what was in use before training, the most over
+            seeds; None: not measured.
+        validation: the metric on the split that is evaluated during training, a curve
+            for each seed.
+        paired: the difference to the baseline, example by example; None for the
+            baseline and for perplexities.
+        gap: the difference to the baseline of a perplexity, seed by seed, or of bits
+            per byte, by seed and block of the text.
+        writing: of the first model, if it is a language model.
     """
 
     name: str
@@ -46,6 +55,7 @@ class Result:
     paired: PairedDifference | None
     gap: Interval | None
     runs: tuple[str, ...]
+    writing: Writing | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +66,8 @@ class Comparison:
         data: the data set's; "synthetic-..." is a synthetic sample.
         chance: the accuracy of the majority-class baseline; None for perplexities.
         test_examples: how many; tokens of running text.
-        length: tokens of the example that the FLOPs are for, the mean of the test split.
+        length: tokens of the example that the FLOPs are for, the mean of the
+            test split.
     """
 
     format: Literal[1] = 1
@@ -85,6 +96,16 @@ class Comparison:
         """Whether higher is better."""
         return self.metric == "accuracy"
 
+    @property
+    def metric_name(self) -> str:
+        """The metric in words."""
+        return self.metric.replace("_", " ")
+
+    @property
+    def digits(self) -> int:
+        """After the point, of a metric that is no accuracy."""
+        return 3 if self.metric == "bits_per_byte" else 2
+
 
 def compare_results(plan: Plan, results: Mapping[Trial, TrialResult], inspection: Inspection) -> Comparison:
     """Compare the results of all trials of a plan; the first model is the baseline."""
@@ -103,7 +124,9 @@ def compare_results(plan: Plan, results: Mapping[Trial, TrialResult], inspection
         length=inspection.length,
         steps=summary.steps,
         seeds=tuple(result.trial.seed for result in groups[0]),
-        results=tuple(_compared(group, None if group is groups[0] else groups[0], inspection) for group in groups),
+        results=tuple(
+            _compared(group, None if group is groups[0] else groups[0], inspection) for group in groups
+        ),
         command=plan.commands[first.trial],
         machine=str(json_codec.load(Machine, first.machine)),
         date=first.machine["date"],
@@ -111,7 +134,9 @@ def compare_results(plan: Plan, results: Mapping[Trial, TrialResult], inspection
     )
 
 
-def _compared(group: Sequence[TrialResult], baseline: Sequence[TrialResult] | None, inspection: Inspection) -> Result:
+def _compared(
+    group: Sequence[TrialResult], baseline: Sequence[TrialResult] | None, inspection: Inspection
+) -> Result:
     """The results of one model, and what they differ from the baseline's by."""
     model, summaries = group[0].trial.model, [result.summary for result in group]
     values = _values(group)
@@ -122,6 +147,10 @@ def _compared(group: Sequence[TrialResult], baseline: Sequence[TrialResult] | No
         score = mean_accuracy(correct)
         if baseline is not None:
             paired = paired_difference(correct, [result.correct or () for result in baseline])
+    elif summaries[0].metric == "bits_per_byte":
+        bits = _block_bits(group)
+        score = mean_over_blocks(bits)
+        gap = None if baseline is None else mean_over_blocks(bits - _block_bits(baseline))
     else:
         score = mean_difference(values, [0.0] * len(values))
         if baseline is not None:
@@ -142,7 +171,13 @@ def _compared(group: Sequence[TrialResult], baseline: Sequence[TrialResult] | No
         paired=paired,
         gap=gap,
         runs=tuple(str(result.trial) for result in group),
+        writing=inspection.writings.get(model.name),
     )
+
+
+def _block_bits(group: Sequence[TrialResult]) -> NDArray[np.float64]:
+    """Bits per byte of the blocks of the test split, (seeds, blocks)."""
+    return np.array([result.summary.block_losses for result in group]) / np.log(2)
 
 
 def _values(group: Sequence[TrialResult]) -> tuple[float, ...]:

@@ -1,1 +1,1 @@
-"""Evidence for the paper's claims: effects with confidence intervals, decision rules, and the claims themselves."""
+"""The paper's claims, effects with confidence intervals, and decision rules."""

@@ -1,12 +1,14 @@
-"""The claims of the paper: the trials that test each, and how its verdict is computed. Does not import torch.
+"""The claims of the paper: the trials that test each, and how its verdict is computed.
 
 The rules are in :mod:`mgk.experiments.evidence.decision_rules`.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from importlib import resources
-from itertools import pairwise
+from itertools import pairwise, product
+from math import inf
 from statistics import fmean
 from typing import Any
 
@@ -19,28 +21,30 @@ from mgk.experiments.evidence.decision_rules import (
     CONFIRMED,
     CONTRADICTED,
     INCONCLUSIVE,
-    MARGIN_PERPLEXITY,
-    MARGIN_POINTS,
+    MARGINS,
     NOT_MEASURED,
+    UNITS,
     Claim,
     Evidence,
     Outcome,
     Verdict,
-    decide,
+    decide_better,
+    decide_comparable,
 )
 from mgk.experiments.evidence.effects import (
-    ExperimentResults,
+    PresetResults,
+    detectable_difference,
     difference_of_means,
     is_above_chance,
     mean_of,
     paired_by_seed,
 )
+from mgk.experiments.model_analysis import ModelAnalysis
 from mgk.experiments.model_spec import HALVED, ModelSpec, sizes_of_paper
 from mgk.experiments.render.numbers import confidence_text, json_safe, plural, signed
 from mgk.experiments.reproduce.published import LRA
 from mgk.experiments.reproduce.registry import EXPERIMENTS
 
-Rule = Callable[[ExperimentResults], Iterator[Evidence]]
 Count = Callable[[cost_model.Sizes], Quantity]
 
 TECHNIQUES: Mapping[str, ModelSpec] = {
@@ -57,9 +61,14 @@ def _names(candidate: ModelSpec, baseline: ModelSpec) -> str:
 
 
 def _compare(
-    results: ExperimentResults, tasks: Sequence[str], candidate: ModelSpec, baseline: ModelSpec, *, is_comparable: bool
+    results: PresetResults,
+    tasks: Sequence[str],
+    candidate: ModelSpec,
+    baseline: ModelSpec,
+    *,
+    is_comparable: bool,
 ) -> Evidence:
-    """One pair of models, the mean over the tasks on which at least one of them is above chance."""
+    """One pair of models: the mean over the tasks where one of them is above chance."""
     names = _names(candidate, baseline)
     found = {task: d for task in tasks if (d := results.difference(task, candidate, baseline)) is not None}
     if not found:
@@ -72,9 +81,11 @@ def _compare(
     if not informative:
         return Evidence(INCONCLUSIVE, f"{names}: both at chance on {', '.join(at_chance)}.")
     interval = mean_of([found[task] for task in informative])
-    is_accuracy = results.trials(informative[0], candidate)[0].summary.metric == "accuracy"
-    unit, margin = (" points", MARGIN_POINTS) if is_accuracy else ("% of perplexity", MARGIN_PERPLEXITY)
-    seeds = min(len(paired_by_seed(*(results.trials(task, m) for m in (candidate, baseline)))) for task in informative)
+    metric = results.trials(informative[0], candidate)[0].summary.metric
+    unit, margin = UNITS[metric], MARGINS[metric]
+    seeds = min(
+        len(paired_by_seed(*(results.trials(task, m) for m in (candidate, baseline)))) for task in informative
+    )
     parts = [
         f"{signed(interval.estimate)}{unit} ({confidence_text(interval)})",
         f"{'on' if len(informative) == 1 else 'mean over'} {', '.join(labels[task] for task in informative)}",
@@ -84,39 +95,45 @@ def _compare(
         parts.append(f"{len(tasks) - len(found)} of {len(tasks)} tasks not measured")
     if at_chance:
         parts.append(f"both at chance on {', '.join(at_chance)}")
-    outcome = decide(interval, margin=margin if is_comparable else 0.0)
-    return Evidence(outcome, f"{names}: {', '.join(parts)}.", interval)
+    if is_comparable:
+        outcome = decide_comparable(interval, margin=margin)
+    else:
+        narrower = (results.difference(task, candidate, baseline, confidence=0.9) for task in informative)
+        outcome = decide_better(interval, at_90=mean_of([d for d in narrower if d is not None]), margin=margin)
+    return Evidence(outcome, f"{names}: {', '.join(parts)}.", interval, unit, seeds)
 
 
-def _against_baseline(table: str, *, half: bool, is_comparable: bool, only: Sequence[str] = ()) -> Rule:
+def _against_baseline(
+    results: PresetResults, *, table: str, half: bool, is_comparable: bool, only: Sequence[str] = ()
+) -> Iterator[Evidence]:
     """Each mixture of a table against the baseline with twice as many heads, or as many."""
-
-    def rule(results: ExperimentResults) -> Iterator[Evidence]:
-        models, tasks = _setting(table, results)
-        for model in models:
-            if not model.is_mixture or (only and model.attention not in only):
-                continue
-            baseline = model.baseline(2 * model.heads if half else model.heads)
-            if baseline in models:
-                yield _compare(results, tasks, model, baseline, is_comparable=is_comparable)
-
-    return rule
+    models, tasks = _setting(table, results)
+    for model in models:
+        if not model.is_mixture or (only and model.attention not in only):
+            continue
+        baseline = model.baseline(2 * model.heads if half else model.heads)
+        if baseline in models:
+            yield _compare(results, tasks, model, baseline, is_comparable=is_comparable)
 
 
-def _setting(experiment_id: str, results: ExperimentResults) -> tuple[tuple[ModelSpec, ...], tuple[str, ...]]:
+def _setting(experiment_id: str, results: PresetResults) -> tuple[tuple[ModelSpec, ...], tuple[str, ...]]:
     experiment = EXPERIMENTS[experiment_id]
     return experiment.models_at(results.preset), experiment.tasks_at(results.preset)
 
 
-def _smgk_best(results: ExperimentResults) -> Iterator[Evidence]:
+def _smgk_best(results: PresetResults) -> Iterator[Evidence]:
     for model in EXPERIMENTS["table1"].models_at(results.preset):
         if model.attention == "smgk":
-            others = replace(model, attention="mgk"), model.baseline(model.heads), model.baseline(2 * model.heads)
+            others = (
+                replace(model, attention="mgk"),
+                model.baseline(model.heads),
+                model.baseline(2 * model.heads),
+            )
             for other in others:
                 yield _compare(results, LRA, model, other, is_comparable=False)
 
 
-def _hard_e(results: ExperimentResults) -> Iterator[Evidence]:
+def _hard_e(results: PresetResults) -> Iterator[Evidence]:
     """Against the model of Table 4 with the highest mean on each task."""
     models = EXPERIMENTS["table4"].models_at(results.preset)
     found = {}
@@ -133,55 +150,57 @@ def _hard_e(results: ExperimentResults) -> Iterator[Evidence]:
                 found[task] = (best, interval)
     if not found:
         is_measured = any(results.trials(task, _HARD_SMGK) for task in LRA)
-        outcome, why = (INCONCLUSIVE, "all others at chance") if is_measured else (NOT_MEASURED, "not measured")
+        why = "all others at chance" if is_measured else "not measured"
+        outcome = INCONCLUSIVE if is_measured else NOT_MEASURED
         yield Evidence(outcome, f"{_HARD_SMGK.title}: {why}.")
         return
     interval = mean_of([interval for _, interval in found.values()])
     others = ", ".join(f"{best.title} on {task}" for task, (best, _) in found.items())
     difference_text = f"{signed(interval.estimate)} points ({confidence_text(interval)})"
     sentence = f"{_HARD_SMGK.title} vs the best of each task ({others}): {difference_text}."
-    yield Evidence(decide(interval, margin=MARGIN_POINTS), sentence, interval)
+    seeds = min(len(results.trials(task, _HARD_SMGK)) for task in found)
+    outcome = decide_comparable(interval, margin=MARGINS["accuracy"])
+    yield Evidence(outcome, sentence, interval, UNITS["accuracy"], seeds)
 
 
-def _throughout_training(results: ExperimentResults) -> Iterator[Evidence]:
+def _throughout_training(results: PresetResults) -> Iterator[Evidence]:
     models, (task,) = _setting("fig1", results)
     for model in models:
-        if model.is_mixture:
-            yield _compare_curves(results, task, model, model.baseline(2))
+        if not model.is_mixture:
+            continue
+        baseline = model.baseline(2)
+        names = _names(model, baseline)
+        pairs = paired_by_seed(results.trials(task, model), results.trials(task, baseline))
+        if not pairs:
+            yield Evidence(NOT_MEASURED, f"{names}: not measured.")
+            continue
+        curves = [(dict(ours.validation), dict(theirs.validation)) for ours, theirs in pairs]
+        steps = set.intersection(*(ours.keys() & theirs.keys() for ours, theirs in curves))
+        differences = ([ours[step] - theirs[step] for ours, theirs in curves] for step in steps)
+        intervals = [student_interval(values) for values in differences]
+        ahead = sum(interval.estimate > 0 for interval in intervals)
+        behind = sum(interval.high < 0 for interval in intervals)
+        outcome: Outcome = CONFIRMED if ahead == len(steps) else CONTRADICTED if behind else INCONCLUSIVE
+        at = f"ahead at {ahead} of {len(steps)} evaluations by the mean over seeds"
+        yield Evidence(outcome, f"{names}: {at}, significantly behind at {behind} (95% CI over seeds).")
 
 
-def _compare_curves(results: ExperimentResults, task: str, candidate: ModelSpec, baseline: ModelSpec) -> Evidence:
-    names = _names(candidate, baseline)
-    pairs = paired_by_seed(results.trials(task, candidate), results.trials(task, baseline))
-    if not pairs:
-        return Evidence(NOT_MEASURED, f"{names}: not measured.")
-    curves = [(dict(ours.validation), dict(theirs.validation)) for ours, theirs in pairs]
-    steps = set.intersection(*(ours.keys() & theirs.keys() for ours, theirs in curves))
-    intervals = [student_interval([ours[step] - theirs[step] for ours, theirs in curves]) for step in steps]
-    ahead = sum(interval.estimate > 0 for interval in intervals)
-    behind = sum(interval.high < 0 for interval in intervals)
-    outcome: Outcome = CONFIRMED if ahead == len(steps) else CONTRADICTED if behind else INCONCLUSIVE
-    return Evidence(
-        outcome,
-        f"{names}: ahead at {ahead} of {len(steps)} evaluations by the mean over seeds, significantly behind at"
-        f" {behind} (95% CI over seeds).",
-    )
+def _analyzed_pairs(
+    results: PresetResults, experiment_id: str
+) -> Iterator[tuple[str, list[tuple[ModelAnalysis, ModelAnalysis]]]]:
+    """Each other model of a figure against its first: their names, and their analyses by seed."""
+    (baseline, *others), (task,) = _setting(experiment_id, results)
+    for model in others:
+        pairs = paired_by_seed(results.analyses(task, model), results.analyses(task, baseline))
+        yield _names(model, baseline), pairs
 
 
-def _ranks(experiment_id: str) -> Rule:
-    def rule(results: ExperimentResults) -> Iterator[Evidence]:
-        (baseline, *others), (task,) = _setting(experiment_id, results)
-        for model in others:
-            yield _compare_ranks(results, task, model, baseline)
-
-    return rule
+def _ranks(results: PresetResults, *, experiment_id: str) -> Iterator[Evidence]:
+    for names, pairs in _analyzed_pairs(results, experiment_id):
+        yield _compare_ranks(names, pairs) if pairs else Evidence(NOT_MEASURED, f"{names}: not measured.")
 
 
-def _compare_ranks(results: ExperimentResults, task: str, candidate: ModelSpec, baseline: ModelSpec) -> Evidence:
-    names = _names(candidate, baseline)
-    pairs = paired_by_seed(results.analyses(task, candidate), results.analyses(task, baseline))
-    if not pairs:
-        return Evidence(NOT_MEASURED, f"{names}: not measured.")
+def _compare_ranks(names: str, pairs: Sequence[tuple[ModelAnalysis, ModelAnalysis]]) -> Evidence:
     by_seed = [
         mean_of([difference_of_means(a.ranks, b.ranks) for a, b in zip(ours.ranks, theirs.ranks, strict=True)])
         for ours, theirs in pairs
@@ -194,25 +213,28 @@ def _compare_ranks(results: ExperimentResults, task: str, candidate: ModelSpec, 
     by_layer = ", ".join(f"{a:.1f} vs {b:.1f} in layer {number}" for number, (a, b) in enumerate(means, 1))
     change = f"mean difference {signed(interval.estimate)} ({confidence_text(interval)})"
     sentence = f"{names}: mean ranks {by_layer}; {change}, {plural(len(pairs), 'seed')}."
-    return Evidence(decide(interval), sentence, interval)
+    return Evidence(decide_better(interval), sentence, interval)
 
 
-def _redundancy(results: ExperimentResults) -> Iterator[Evidence]:
-    """The baseline's head similarity minus the candidate's, by seed; with one seed, by example."""
+def _redundancy(results: PresetResults) -> Iterator[Evidence]:
+    """The baseline's head similarity minus the candidate's, by seed or by example."""
     for experiment_id in ("fig2", "fig5"):
-        (baseline, candidate, *_), (task,) = _setting(experiment_id, results)
-        names = f"{_names(candidate, baseline)} on {task}"
-        pairs = paired_by_seed(results.analyses(task, candidate), results.analyses(task, baseline))
+        names, pairs = next(_analyzed_pairs(results, experiment_id))
+        names += f" on {_setting(experiment_id, results)[1][0]}"
         if not pairs or not pairs[0][0].head_similarity:
             yield Evidence(NOT_MEASURED, f"{names}: not measured.")
             continue
         reductions = [
-            [b - a for a, b in zip(ours.head_similarity, theirs.head_similarity, strict=True)] for ours, theirs in pairs
+            [b - a for a, b in zip(ours.head_similarity, theirs.head_similarity, strict=True)]
+            for ours, theirs in pairs
         ]
-        interval = student_interval(reductions[0] if len(pairs) == 1 else [fmean(values) for values in reductions])
-        ours, theirs = (fmean(fmean(m.head_similarity) for m in models) for models in zip(*pairs, strict=True))
+        interval = student_interval(
+            reductions[0] if len(pairs) == 1 else [fmean(values) for values in reductions]
+        )
+        groups = zip(*pairs, strict=True)
+        ours, theirs = (fmean(fmean(model.head_similarity) for model in group) for group in groups)
         yield Evidence(
-            decide(interval),
+            decide_better(interval),
             f"{names}: head similarity {ours:.3f} vs {theirs:.3f} within a layer (Δ {signed(interval.estimate)},"
             f" {confidence_text(interval)}; above 0 is less redundant), {plural(len(pairs), 'seed')}.",
             interval,
@@ -223,28 +245,22 @@ def _cost(count: Count, model: ModelSpec) -> int:
     return count(sizes_of_paper(model)).value
 
 
-def _halved_costs(attentions: Sequence[str]) -> Rule:
+def _halved_costs(results: PresetResults, *, attentions: Sequence[str]) -> Iterator[Evidence]:
     """Both are lower with half the heads, and the more heads the larger the saving."""
-
-    def rule(results: ExperimentResults) -> Iterator[Evidence]:
-        for attention in attentions:
-            for what, count in (("parameters", cost_model.model_parameters), ("FLOPs", cost_model.forward_flops)):
-                saved, shares = [], []
-                for heads in reversed(HALVED):
-                    model = ModelSpec(attention, heads)
-                    ours, theirs = _cost(count, model), _cost(count, model.baseline(2 * heads))
-                    saved.append(theirs - ours)
-                    shares.append(f"{ours / theirs:.2f} ({heads} of {2 * heads})")
-                holds = min(saved) > 0 and all(more > less for less, more in pairwise(saved))
-                yield Evidence(
-                    CONFIRMED if holds else CONTRADICTED,
-                    f"{attention}, {what} as a share of the baseline's with twice the heads: {', '.join(shares)}.",
-                )
-
-    return rule
+    counts = {"parameters": cost_model.model_parameters, "FLOPs": cost_model.forward_flops}
+    for attention, (what, count) in product(attentions, counts.items()):
+        saved, shares = [], []
+        for heads in reversed(HALVED):
+            model = ModelSpec(attention, heads)
+            ours, theirs = _cost(count, model), _cost(count, model.baseline(2 * heads))
+            saved.append(theirs - ours)
+            shares.append(f"{ours / theirs:.2f} ({heads} of {2 * heads})")
+        holds = min(saved) > 0 and all(more > less for less, more in pairwise(saved))
+        share = f"{attention}, {what} as a share of the baseline's with twice the heads"
+        yield Evidence(CONFIRMED if holds else CONTRADICTED, f"{share}: {', '.join(shares)}.")
 
 
-def _fewest_parameters(results: ExperimentResults) -> Iterator[Evidence]:
+def _fewest_parameters(results: PresetResults) -> Iterator[Evidence]:
     for heads in HALVED:
         models = [replace(model, heads=heads) for model in TECHNIQUES.values()]
         smgk, *others = (_cost(cost_model.model_parameters, model) for model in models)
@@ -254,10 +270,13 @@ def _fewest_parameters(results: ExperimentResults) -> Iterator[Evidence]:
         )
 
 
-def _most_efficient(results: ExperimentResults) -> Iterator[Evidence]:
-    """Of the models of Table 4, smgk with a hard E-step has the fewest parameters and training FLOPs."""
+def _most_efficient(results: PresetResults) -> Iterator[Evidence]:
+    """Of Table 4, smgk with a hard E-step has the fewest parameters and training FLOPs."""
     models = EXPERIMENTS["table4"].models_at("paper")
-    for what, count in (("parameters", cost_model.model_parameters), ("training FLOPs", cost_model.training_flops)):
+    for what, count in (
+        ("parameters", cost_model.model_parameters),
+        ("training FLOPs", cost_model.training_flops),
+    ):
         values = {model: _cost(count, model) for model in models}
         ours, most = values[_HARD_SMGK], max(values, key=lambda model: values[model])
         least = min(value for model, value in values.items() if model != _HARD_SMGK)
@@ -268,19 +287,17 @@ def _most_efficient(results: ExperimentResults) -> Iterator[Evidence]:
         )
 
 
-# The rules by their names in claims.yaml; those with options are made by them.
-_RULES: Mapping[str, Rule] = {
+# By their names in claims.yaml.
+_RULES: Mapping[str, Callable[..., Iterator[Evidence]]] = {
+    "against_baseline": _against_baseline,
     "smgk_best": _smgk_best,
     "hard_e": _hard_e,
     "throughout_training": _throughout_training,
+    "ranks": _ranks,
     "redundancy": _redundancy,
+    "halved_costs": _halved_costs,
     "fewest_parameters": _fewest_parameters,
     "most_efficient": _most_efficient,
-}
-_RULES_WITH_OPTIONS: Mapping[str, Callable[..., Rule]] = {
-    "against_baseline": _against_baseline,
-    "ranks": _ranks,
-    "halved_costs": _halved_costs,
 }
 
 
@@ -288,8 +305,7 @@ def _read_claims() -> tuple[Claim, ...]:
     text = (resources.files("mgk.experiments.evidence") / "claims.yaml").read_text("utf-8")
     claims = []
     for name, fields in yaml.safe_load(text).items():
-        options = fields.get("options")
-        rule = _RULES_WITH_OPTIONS[fields["rule"]](**options) if options else _RULES[fields["rule"]]
+        rule = partial(_RULES[fields["rule"]], **fields.get("options", {}))
         claims.append(Claim(name, fields["text"], fields["where"], rule))
     return tuple(claims)
 
@@ -297,16 +313,37 @@ def _read_claims() -> tuple[Claim, ...]:
 CLAIMS = _read_claims()
 
 
-def verdicts(results: ExperimentResults) -> dict[str, Verdict]:
+def verdicts(results: PresetResults) -> dict[str, Verdict]:
     """The verdict on every claim, by its id."""
     return {claim.id: claim.verdict(results) for claim in CLAIMS}
 
 
-def verdicts_json(results: ExperimentResults) -> dict[str, Any]:
+def power_text(claim: Claim, results: PresetResults, seeds: int) -> str:
+    """The difference that so many seeds can detect, by the variance of the results so far; of several the largest."""
+    found: dict[str, float] = {}
+    evidence = claim.verdict(results).evidence
+    if all(item.outcome in (CONFIRMED, CONTRADICTED) and item.interval is None for item in evidence):
+        return "decided by formula"
+    for item in evidence:
+        if item.interval is not None and item.seeds is not None:
+            difference = detectable_difference(item.interval, item.seeds, seeds)
+            found[item.unit] = max(difference, found.get(item.unit, 0.0))
+    if not found or max(found.values()) == inf:
+        return "what it can detect is not known before two seeds of every pair are measured"
+    differences = " and ".join(f"{value:.1f}{unit}" for unit, value in found.items())
+    return f"{plural(seeds, 'seed')} detect a difference of {differences} with a power of 80%"
+
+
+def verdicts_json(results: PresetResults) -> dict[str, Any]:
     """All claims with their verdicts as JSON data; unbounded intervals have null."""
     data = {}
     for claim in CLAIMS:
         verdict = claim.verdict(results)
         evidence = json_safe([asdict(item) for item in verdict.evidence])
-        data[claim.id] = {"text": claim.text, "where": claim.where, "verdict": verdict.outcome, "evidence": evidence}
+        data[claim.id] = {
+            "text": claim.text,
+            "where": claim.where,
+            "verdict": verdict.outcome,
+            "evidence": evidence,
+        }
     return {"format": 1, "preset": results.preset, "claims": data}

@@ -1,4 +1,4 @@
-"""Differences between models over the same seeds and test examples, with 95% confidence intervals."""
+"""Differences between models, paired by seed and example, with confidence intervals."""
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
@@ -15,10 +15,12 @@ _Item = TypeVar("_Item", TrialResult, ModelAnalysis)
 _ByModel = dict[tuple[str, ModelSpec], list[_Item]]
 
 
-class ExperimentResults:
+class PresetResults:
     """The trial results and model analyses of one preset, by task, model and seed."""
 
-    def __init__(self, preset: str, trials: Iterable[TrialResult] = (), analyses: Iterable[ModelAnalysis] = ()) -> None:
+    def __init__(
+        self, preset: str, trials: Iterable[TrialResult] = (), analyses: Iterable[ModelAnalysis] = ()
+    ) -> None:
         self.preset = preset
         self._trials: _ByModel[TrialResult] = _by_model(trials)
         self._analyses: _ByModel[ModelAnalysis] = _by_model(analyses)
@@ -35,18 +37,21 @@ class ExperimentResults:
         """The analyses of every task and model, by seed."""
         return list(self._analyses.values())
 
-    def difference(self, task: str, candidate: ModelSpec, baseline: ModelSpec) -> Interval | None:
-        """Candidate minus baseline over the seeds that both have, above 0 where the candidate is better.
+    def difference(
+        self, task: str, candidate: ModelSpec, baseline: ModelSpec, *, confidence: float = 0.95
+    ) -> Interval | None:
+        """Candidate minus baseline over common seeds, above 0 where the candidate is better.
 
-        In points of accuracy, or in per cent of the baseline's perplexity; None where there is no such seed.
+        In points of accuracy, or in per cent of the baseline's perplexity or bits per
+        byte; None where there is no such seed.
         """
         pairs = paired_by_seed(self.trials(task, candidate), self.trials(task, baseline))
         if not pairs:
             return None
         if pairs[0][0].correct is None:
-            return student_interval([100 * (1 - ours.test / theirs.test) for ours, theirs in pairs])
+            return student_interval([100 * (1 - ours.test / theirs.test) for ours, theirs in pairs], confidence)
         ours, theirs = (tuple(trial.correct or () for trial in group) for group in zip(*pairs, strict=True))
-        return _accuracy_difference(ours, theirs)
+        return _accuracy_difference(ours, theirs, confidence)
 
 
 def _by_model(items: Iterable[_Item]) -> _ByModel[_Item]:
@@ -64,9 +69,11 @@ def paired_by_seed(candidate: Sequence[_Item], baseline: Sequence[_Item]) -> lis
 
 
 @lru_cache(maxsize=4096)
-def _accuracy_difference(candidate: tuple[tuple[bool, ...], ...], baseline: tuple[tuple[bool, ...], ...]) -> Interval:
+def _accuracy_difference(
+    candidate: tuple[tuple[bool, ...], ...], baseline: tuple[tuple[bool, ...], ...], confidence: float
+) -> Interval:
     """In points of accuracy."""
-    difference = paired_difference(candidate, baseline).difference
+    difference = paired_difference(candidate, baseline, confidence=confidence).difference
     return Interval(100 * difference.estimate, 100 * difference.low, 100 * difference.high)
 
 
@@ -81,12 +88,28 @@ def mean_of(differences: Sequence[Interval]) -> Interval:
 
 
 def difference_of_means(candidate: Sequence[float], baseline: Sequence[float]) -> Interval:
-    """The difference of the means of two large samples, such as ranks of 1,000 matrices, -+ 1.96 standard errors."""
+    """The difference of the means of two large samples -+ 1.96 standard errors."""
     estimate = fmean(candidate) - fmean(baseline)
     if min(len(candidate), len(baseline)) < 2:
         return Interval(estimate, -inf, inf)
     half_width = 1.96 * sqrt(sum(stdev(values) ** 2 / len(values) for values in (candidate, baseline)))
     return Interval(estimate, estimate - half_width, estimate + half_width)
+
+
+def detectable_difference(interval: Interval, seeds: int, planned: int | None = None) -> float:
+    """(t_0.975 + t_0.8) s / sqrt(n): the true difference that n seeds find to be one with a probability of 80%.
+
+    Args:
+        interval: of 95%, over so many seeds; its half-width is t_0.975 s / sqrt(seeds).
+        planned: n; as many as were measured if None. Fewer than two find nothing.
+    """
+    planned = seeds if planned is None else planned
+    if min(seeds, planned) < 2:
+        return inf
+    from scipy.stats import t
+
+    error = (interval.high - interval.low) / 2 / t.ppf(0.975, seeds - 1) * sqrt(seeds / planned)
+    return float((t.ppf(0.975, planned - 1) + t.ppf(0.8, planned - 1)) * error)
 
 
 def is_above_chance(trials: Sequence[TrialResult]) -> bool:

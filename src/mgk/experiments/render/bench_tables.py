@@ -1,4 +1,4 @@
-"""Tables and sentences of documents from the files of the benchmarks. Does not import torch."""
+"""Tables and sentences of documents from the files of the benchmarks."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from mgk.experiments.render.numbers import text
 from mgk.experiments.render.tables import DASH, markdown_table
 from mgk.training.errors import TrainingError
 
@@ -36,7 +37,9 @@ class _Rows:
 
     def where(self, **fields: Any) -> "_Rows":
         """The rows with these values."""
-        return _Rows([row for row in self.rows if all(row.get(name) == value for name, value in fields.items())])
+        return _Rows(
+            [row for row in self.rows if all(row.get(name) == value for name, value in fields.items())]
+        )
 
     def value(self, name: str, **fields: Any) -> float:
         """The value of the first such row; ``KeyError`` where there is none."""
@@ -95,7 +98,9 @@ def _kernels(bench: Bench, **fields: Any) -> _Rows:
 # The columns of tables of times: their names, and the fields of their rows.
 _SHAPES = {f"{p}, D={d}": {"experiment": "table", "passes": p, "D": d} for d in (32, 64) for p in _PASSES}
 _MASKS = {f"{e}, {p}": {"experiment": e, "passes": p} for e in ("causal", "padding") for p in _PASSES}
-_LENGTHS = {f"{p}, N={n:,}": {"experiment": "length", "passes": p, "N": n} for p in _PASSES for n in (512, 2048, 16384)}
+_LENGTHS = {
+    f"{p}, N={n:,}": {"experiment": "length", "passes": p, "N": n} for p in _PASSES for n in (512, 2048, 16384)
+}
 
 
 def _ratios(columns: Mapping[str, Mapping[str, Any]], bench: Bench, file: str) -> str:
@@ -107,7 +112,10 @@ def _ratio_table(columns: Mapping[str, Mapping[str, Any]], bench: Bench) -> str:
     rows = _kernels(bench)
     return markdown_table(
         ["", *columns],
-        [[name, *(rows.text("ratio", alternative=name, **fields) for fields in columns.values())] for name in _MODELS],
+        [
+            [name, *(rows.text("ratio", alternative=name, **fields) for fields in columns.values())]
+            for name in _MODELS
+        ],
     )
 
 
@@ -124,14 +132,12 @@ def _memory(bench: Bench, file: str) -> str:
 def _unfused(bench: Bench, file: str) -> str:
     rows = _kernels(bench, experiment="unfused")
     unfused, fused = (
-        [rows.value("ratio", alternative=name, passes=passes) for passes in _PASSES] for name in (_UNFUSED, _MODELS[1])
+        [rows.value("ratio", alternative=name, passes=passes) for passes in _PASSES]
+        for name in (_UNFUSED, _MODELS[1])
     )
     speedups = " and ".join(f"{slow / fast:.0f}" for slow, fast in zip(unfused, fused, strict=True))
     forward, both = unfused
-    return (
-        f"{forward:.2f} of the baseline forward and {both:.2f} forward and backward: the kernels are {speedups} times"
-        f" faster (`{file}`)."
-    )
+    return text("bench_unfused", forward=forward, both=both, speedups=speedups, file=file)
 
 
 def _decoding(bench: Bench, file: str) -> str:
@@ -147,90 +153,80 @@ def _decoding_line(bench: Bench) -> str:
 def _linear(bench: Bench, file: str) -> str:
     rows = _kernels(bench, experiment="linear")
     mlk, smgk = (rows.value("ratio", alternative=f"{name}, 4 heads") for name in ("mlk", "smgk soft"))
-    return (
-        f"Causal mlk at N = {rows.rows[0]['N']:,} (B = 1, D = 32), forward and backward: {mlk:.2f} of our own linear"
-        " attention with the same heads (it computes M features per key; the rest is the same), and"
-        f" {smgk / mlk:.0f} times faster than smgk there (`{file}`)."
-    )
+    return text("bench_linear", length=rows.rows[0]["N"], mlk=mlk, speedup=smgk / mlk, file=file)
 
 
 def _roofline(bench: Bench, file: str) -> str:
-    """The forward of each variant by parts, beside what its products would take at the rates of torch."""
+    """The forward of each variant by parts, beside its products at the peak rate."""
     rows, settings = _Rows(bench["roofline"]["rows"]), bench["roofline"]["settings"]
-    sgemm, tile = (rows.value("gflop_per_second", operation=name) for name in ("sgemm", "tile product"))
-    exp = rows.value("giga_per_second", operation="exp")
+    rates = {row["operation"].replace("-", " "): row for row in rows.where(experiment="rate").rows}
     columns = {
         "all": "milliseconds",
-        "products": "products_milliseconds",
-        "exponentials": "exponentials_milliseconds",
+        "score products": "score_products_milliseconds",
+        "softmax": "softmax_milliseconds",
+        "value product": "value_product_milliseconds",
         "rest": "rest_milliseconds",
-        "products at tile rate": "products_milliseconds_at_tile_rate",
-        "at sgemm rate": "products_milliseconds_at_sgemm_rate",
+        "all products at peak": "products_milliseconds_at_peak",
+        "share of peak": "share_of_peak",
     }
-    names = [row["variant"] for row in rows.where(experiment="forward").rows]
-    table = [[name, *(rows.text(field, variant=name) for field in columns.values())] for name in names]
-    return (
-        f"From `{file}` (B = {settings['batch']}, {settings['heads']} heads, N = {settings['length']:,},"
-        f" D = {settings['head_dim']}). PyTorch multiplies large matrices at {sgemm:.0f} GFLOP/s, tiles of the kernel's"
-        f" shape at {tile:.0f} GFLOP/s, and makes {exp:.1f} billion exponentials a second on the same threads:"
-        f"\n\n{markdown_table(['forward, ms', *columns], table)}"
-    )
+    table = [
+        [row["variant"], *(f"{row[name]:.2f}" for name in columns.values())]
+        for row in rows.where(experiment="forward").rows
+    ]
+    opening = text("bench_roofline", file=file, settings=settings, rates=rates)
+    shown = markdown_table(["forward, ms", *columns], table)
+    return f"{opening}\n\n{shown}"
 
 
 def _generate(bench: Bench, file: str) -> str:
     by_model = {row["model"]: row for row in _rows(bench, "generate", "speed").rows}
     smgk, mgk = by_model["smgk"], by_model["mgk"]
-    caches = ", ".join(f"{name} {by_model[name]['cache_bytes'] / 1e6:.1f} MB" for name in ("softmax", "mgk", "smgk"))
-    positions = _rows(bench, "generate", "position").where(model="mlk").rows
-    times, places = ([row[name] for row in positions] for name in ("milliseconds", "position"))
-    return (
-        f"smgk with 4 heads generates {smgk['times_softmax']:.2f} times the tokens per second of softmax with 8 and"
-        f" {smgk['times_gpt2']:.2f} times those of Hugging Face's GPT-2 of the same shape, mgk"
-        f" {mgk['times_softmax']:.2f} and {mgk['times_gpt2']:.2f} times (`{file}`). The cache after the last token:"
-        f" {caches}. A token of mlk takes {min(times):.1f} to {max(times):.1f} ms from position"
-        f" {min(places):,} to {max(places):,}."
+    caches = ", ".join(
+        f"{name} {by_model[name]['cache_bytes'] / 1e6:.1f} MB" for name in ("softmax", "mgk", "smgk")
     )
+    positions = _rows(bench, "generate", "position").where(model="mlk").rows
+    times, places = (sorted(row[name] for row in positions) for name in ("milliseconds", "position"))
+    ranges = {"times": (times[0], times[-1]), "places": (places[0], places[-1])}
+    return text("bench_generate", smgk=smgk, mgk=mgk, caches=caches, file=file, **ranges)
 
 
 def _train(bench: Bench, file: str) -> str:
     """The ratio of a step, a row per task and model, a column per number of heads."""
     settings = bench["train"]["settings"]
     cells = [
-        [f"{_TASKS.get(shape, shape)}, {model}", *(_step(bench, shape, model, heads) for heads in settings["heads"])]
+        [
+            f"{_TASKS.get(shape, shape)}, {model}",
+            *(_step(bench, shape, model, heads) for heads in settings["heads"]),
+        ]
         for shape in settings["shapes"]
         for model in ("mgk", "smgk", "mlk")
     ]
     table = markdown_table(["", *(f"h={heads}" for heads in settings["heads"])], cells)
-    added = [100 * (row["ratio"] - 1) for row in _rows(bench, "train", "trainer").rows]
-    trainer = f"Hugging Face's `Trainer` adds {min(added):.0f} to {max(added):.0f}% to a bare loop of the same step."
-    return f"From `{file}`:\n\n{table}\n\n{trainer}"
+    added = [100 * (row["ratio"] - 1) for row in _rows(bench, "train", "loop").rows]
+    loop = text("bench_loop", least=min(added), most=max(added)) if added else ""
+    return f"From `{file}`:\n\n{table}\n\n{loop}"
 
 
 def _step(bench: Bench, shape: str, model: str, heads: int) -> str:
-    return _rows(bench, "train", "step").text("ratio", shape=shape, model=model, heads=heads, attention="auto")
+    rows = _rows(bench, "train", "step").where(attention="auto")
+    return rows.text("ratio", shape=shape, model=model, heads=heads)
 
 
 def _summary(bench: Bench, file: str) -> str:
     """For a first page: the table, then one line for each other benchmark."""
     machine = bench["kernels"]["machine"]
-    where = (
-        f"{machine['processor']} with {machine['instructions']}, {machine['threads']} threads, torch"
-        f" {machine['torch']}, {machine['date'][:10]}"
-    )
-    caption = (
-        "Time relative to softmax by `scaled_dot_product_attention` with twice the heads = 1.00, the median over"
-        f" interleaved rounds (float32, B = 2, N = 2,048, M = 2; {where}; `{file}`):"
-    )
+    caption = text("bench_summary", machine=machine, file=file)
     lines = []
     if (rows := _kernels(bench, experiment="unfused")).rows:
         forward, both = (rows.text("ratio", passes=passes, alternative=_UNFUSED) for passes in _PASSES)
-        lines.append(f"Eq. 9 unfused, M matrices of N x N: {forward} forward, {both} forward and backward, D=32.")
+        lines.append(text("bench_unfused_line", forward=forward, both=both))
     if _kernels(bench, experiment="decoding").rows:
         lines.append(_decoding_line(bench))
     for name, make in (("train", _train_line), ("generate", _generate_line), ("sdpa", _sdpa_line)):
         if name in bench:
             lines.append(f"{make(bench)} (`{file.rpartition('/')[0]}/{name}.json`).")
-    return "\n\n".join([caption, _ratio_table(_SHAPES, bench), "\n".join(f"- {line}" for line in lines)])
+    items = "\n".join(f"- {line}" for line in lines)
+    return f"{caption}\n\n{_ratio_table(_SHAPES, bench)}\n\n{items}"
 
 
 def _train_line(bench: Bench) -> str:
@@ -244,13 +240,13 @@ def _generate_line(bench: Bench) -> str:
     softmax, *mixtures = (by_model[model] for model in ("softmax", "mgk", "smgk"))
     speeds = " and smgk ".join(f"{row['times_softmax']:.2f}" for row in mixtures)
     caches = " and ".join(f"{row['cache_bytes'] / softmax['cache_bytes']:.2f}" for row in mixtures)
-    return f"Generating text: mgk {speeds} times the tokens per second of softmax, with {caches} of its cache"
+    return text("bench_generate_line", speeds=speeds, caches=caches)
 
 
 def _sdpa_line(bench: Bench) -> str:
     rows = _Rows(bench["sdpa"]["rows"])
     mgk, smgk = (rows.text("ratio", passes="forward", variant=model) for model in ("mgk", "smgk"))
-    return f"Without a C++ compiler, through PyTorch's own kernels, forward, D=32: mgk {mgk}, smgk {smgk}"
+    return text("bench_sdpa_line", mgk=mgk, smgk=smgk)
 
 
 _PARTS: Mapping[str, tuple[str, Callable[[Bench, str], str]]] = {

@@ -5,15 +5,15 @@ Charts are SVG in the page's own colours, so they follow light and dark.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from math import ceil, floor, isfinite, log10
+from math import isfinite
 
 from markupsafe import Markup
 
 from mgk.analysis.attention_maps import NEAR, AttentionMaps, Map, attention_spread, map_png
 from mgk.analysis.confidence_intervals import Interval
 from mgk.experiments.render import html
-from mgk.experiments.render.numbers import percent
+from mgk.experiments.render.numbers import text
+from mgk.experiments.result_store import averaged
 
 # Small enough that a phone shows it at nearly its own size, text included.
 _WIDTH, _HEIGHT = 400, 260
@@ -77,14 +77,11 @@ class Maps:
         """The narrowest and the widest head, and the one with most weight near the query."""
         spreads = {name: attention_spread(weights) for name, weights in self.maps.items()}
         by_width = sorted(spreads, key=lambda name: spreads[name].positions)
-        narrow, wide = by_width[0], by_width[-1]
         local = max(spreads, key=lambda name: spreads[name].nearby)
-        return (
-            f"Attention maps of {self.title}: the average query spreads over {spreads[narrow].positions:.1f} of"
-            f" {self.maps.weights.shape[-1]} positions in {narrow}, the narrowest, and over"
-            f" {spreads[wide].positions:.1f} in {wide}, the widest. Most weight near the query itself,"
-            f" {percent(spreads[local].nearby)} within {NEAR} positions, is in {local}."
-        )
+        names = {"narrow": by_width[0], "wide": by_width[-1], "local": local}
+        found = {f"{kind}_spread": spreads[name] for kind, name in names.items()}
+        length = self.maps.weights.shape[-1]
+        return text("map_spreads", title=self.title, length=length, near=NEAR, **names, **found)
 
     def to_html(self) -> Markup:
         """The maps in a grid."""
@@ -95,35 +92,25 @@ class Maps:
         return html.grid(images, columns=len(self.maps.heads))
 
     def _description_of(self, name: str, weights: Map) -> str:
-        spread = attention_spread(weights)
-        return (
-            f"Attention map of {self.title}, {name}: the average query spreads over {spread.positions:.1f} of"
-            f" {weights.shape[-1]} positions, {percent(spread.nearby)} of its weight within {NEAR} of itself"
-        )
+        spread, length = attention_spread(weights), weights.shape[-1]
+        return text("map_spread", title=self.title, name=name, spread=spread, length=length, near=NEAR)
 
 
 def series_over_seeds(name: str, runs: Sequence[Points], width: int = 1) -> Series:
-    """The mean over seeds, and the band between the least and the most; ``width`` points are averaged into one."""
+    """The mean over seeds, and their band; ``width`` points are averaged into one."""
     by_step = [dict(run) for run in runs]
     steps = sorted(set.intersection(*map(set, by_step)))
     values = [[run[step] for run in by_step] for step in steps]
 
     def over_seeds(reduce: Callable[[Sequence[float]], float]) -> Points:
-        return smoothed(list(zip(steps, map(reduce, values), strict=True)), width)
+        points = list(zip(steps, map(reduce, values), strict=True))
+        return averaged(points, width if len(points) >= 2 * width else 1)
 
     means = over_seeds(lambda y: sum(y) / len(y))
     if len(runs) == 1:
         return Series(name, means)
     bounds = zip(over_seeds(min), over_seeds(max), strict=True)
     return Series(name, means, [(x, low, high) for (x, low), (_, high) in bounds])
-
-
-def smoothed(points: Points, width: int) -> Points:
-    """Means of ``width`` neighbouring points; unchanged where there are few."""
-    if width < 2 or len(points) < 2 * width:
-        return points
-    parts = [points[first:last] for first, last in pairwise([*range(0, len(points), width), len(points)])]
-    return [(sum(x for x, _ in part) / len(part), sum(y for _, y in part) / len(part)) for part in parts]
 
 
 def line_chart(series: Sequence[Series], *, x_label: str, y_label: str, alt: str) -> Markup:
@@ -158,7 +145,9 @@ def line_chart(series: Sequence[Series], *, x_label: str, y_label: str, alt: str
         if curve.band:
             upper = [(x, high) for x, _, high in curve.band]
             lower = [(x, low) for x, low, _ in reversed(curve.band)]
-            parts.append(_element("polygon", class_="band", fill=_colour(number), points=path([*upper, *lower])))
+            parts.append(
+                _element("polygon", class_="band", fill=_colour(number), points=path([*upper, *lower]))
+            )
         parts.append(_element("polyline", class_="curve", **_stroke(number), points=path(curve.points)))
         if len(curve.points) == 1:
             x, y = curve.points[0]
@@ -186,14 +175,16 @@ def interval_chart(
         colour = _colour(number + first_colour)
         parts += [
             _text(16, y - 12, name, class_="on-lines"),
-            _element("line", x1=low, x2=high, y1=y, y2=y, stroke=colour, stroke_width=4, stroke_linecap="round"),
+            _element(
+                "line", x1=low, x2=high, y1=y, y2=y, stroke=colour, stroke_width=4, stroke_linecap="round"
+            ),
             _element("circle", cx=to_x(item.estimate), cy=y, r=6, fill=colour),
         ]
     return _svg(height, alt, parts)
 
 
 def _element(tag: str, content: str = "", **attributes: str | float) -> Markup:
-    """An SVG element; ``text_anchor`` stands for the attribute ``text-anchor``, ``class_`` for ``class``."""
+    """An SVG element; ``text_anchor`` stands for ``text-anchor``, ``class_`` for ``class``."""
     texts = (
         Markup(' {}="{}"').format(
             name.rstrip("_").replace("_", "-"), f"{value:.1f}" if isinstance(value, float) else value
@@ -204,8 +195,8 @@ def _element(tag: str, content: str = "", **attributes: str | float) -> Markup:
     return Markup("{}>{}</{}>").format(opening, content, tag) if content else opening + Markup("/>")
 
 
-def _text(x: float, y: float, text: str, **attributes: str) -> Markup:
-    return _element("text", text, x=x, y=y, **attributes)
+def _text(x: float, y: float, content: str, **attributes: str) -> Markup:
+    return _element("text", content, x=x, y=y, **attributes)
 
 
 def _svg(height: float, alt: str, parts: Sequence[Markup]) -> Markup:
@@ -236,18 +227,15 @@ def _scale(low: float, high: float, start: float, end: float) -> Callable[[float
     return lambda value: start + (value - low) / span * (end - start)
 
 
-def _ticks(low: float, high: float, wanted: int = 5) -> list[float]:
+def _ticks(low: float, high: float) -> list[float]:
     """Round numbers that span the range: steps of 1, 2, 2.5 or 5 times a power of ten."""
-    if high <= low:
-        pad = abs(low) / 2 or 1.0
-        low, high = low - pad, high + pad
-    raw = (high - low) / wanted
-    power = 10.0 ** floor(log10(raw))
-    step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= raw * (1 - 1e-9))
-    first, last = floor(low / step + 1e-9), ceil(high / step - 1e-9)
-    return [place * step for place in range(first, last + 1)]
+    from matplotlib.ticker import MaxNLocator
+
+    pad = 0.0 if high > low else abs(low) / 2 or 1.0
+    locator = MaxNLocator(5, steps=[1, 2, 2.5, 5, 10])
+    return [float(tick) for tick in locator.tick_values(low - pad, high + pad)]
 
 
 def _number(value: float) -> str:
-    text = f"{value:,.6g}" if abs(value) < 1e4 else f"{value / 1000:,.6g}k"
-    return text.replace("-", "−")
+    short = f"{value:,.6g}" if abs(value) < 1e4 else f"{value / 1000:,.6g}k"
+    return short.replace("-", "−")

@@ -45,7 +45,9 @@ def draw(figure: Figure) -> bytes:
 def _draw_lines(axes: "Axes", panel: Lines) -> None:
     for number, curve in enumerate(panel.series):
         colour, dash = _COLOURS[number % len(_COLOURS)], _DASHES[number % len(_DASHES)]
-        axes.plot(*zip(*curve.points, strict=True), label=curve.name, linewidth=1.4, color=colour, linestyle=dash)
+        axes.plot(
+            *zip(*curve.points, strict=True), label=curve.name, linewidth=1.4, color=colour, linestyle=dash
+        )
         if curve.band:
             xs, low, high = zip(*curve.band, strict=True)
             axes.fill_between(xs, low, high, color=colour, alpha=0.15, linewidth=0)
@@ -59,7 +61,9 @@ def _draw_lines(axes: "Axes", panel: Lines) -> None:
 
 def _draw_all_maps(part: Any, maps: list[Maps]) -> None:
     """A block per model, side by side, as wide as it has heads."""
-    blocks = part.subfigures(1, len(maps), width_ratios=[len(panel.maps.heads) for panel in maps], squeeze=False)[0]
+    blocks = part.subfigures(
+        1, len(maps), width_ratios=[len(panel.maps.heads) for panel in maps], squeeze=False
+    )[0]
     for block, panel in zip(blocks, maps, strict=True):
         draw_maps(block, panel.maps, has_labels=False)
         block.suptitle(panel.title, fontsize=9)

@@ -1,6 +1,7 @@
-"""The paper's figures as data, from results: curves, rank histograms, maps, costs. Does not import torch.
+"""The paper's figures as data, from results: curves, rank histograms, maps, costs.
 
-The page draws them in its own colours, :mod:`mgk.experiments.render.figure_png` as PNG files.
+The page draws them in its own colours, :mod:`mgk.experiments.render.figure_png`
+as PNG files.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,10 +14,11 @@ import numpy as np
 from mgk.analysis import cost_model
 from mgk.analysis.formula import Quantity
 from mgk.experiments.evidence.claims import TECHNIQUES
-from mgk.experiments.evidence.effects import ExperimentResults
+from mgk.experiments.evidence.effects import PresetResults
 from mgk.experiments.model_analysis import ModelAnalysis
 from mgk.experiments.model_spec import HALVED, ModelSpec, sizes_of_paper
 from mgk.experiments.render.charts import Lines, Maps, Points, Series, series_over_seeds
+from mgk.experiments.render.numbers import text
 from mgk.experiments.reproduce.registry import Experiment
 from mgk.experiments.result_store import TrialResult
 from mgk.variants import VARIANTS
@@ -24,18 +26,14 @@ from mgk.variants import VARIANTS
 _BINS = 20
 # Points of a training curve that are averaged into one.
 _SMOOTHING = 3
-_COSTS = (
-    "By formula, at the paper's sizes: Retrieval, a pair of documents of 4,000 bytes, 2 layers of width 64, heads of"
-    " width 32, M = 2. A multiply-add is 2 FLOPs."
-)
 
 Panel = Lines | Maps
-_CaptionAndPanels = tuple[str, list[Panel]]
+_Content = tuple[str, list[Panel]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """One figure: its experiment's id and title, and the preset, caption, panels and command."""
+    """One figure of an experiment at a preset."""
 
     id: str
     title: str
@@ -50,7 +48,7 @@ class Figure:
         return {"format": 1, **asdict(self), "panels": panels}
 
 
-def make_figure(experiment: Experiment, results: ExperimentResults) -> Figure | None:
+def make_figure(experiment: Experiment, results: PresetResults) -> Figure | None:
     """The figure of an experiment; None where results are missing for it."""
     caption, panels = _MAKERS[experiment.id](experiment, results)
     panels = [panel for panel in panels if isinstance(panel, Maps) or panel.series]
@@ -66,7 +64,7 @@ def make_figure(experiment: Experiment, results: ExperimentResults) -> Figure | 
     )
 
 
-def _training_curves(experiment: Experiment, results: ExperimentResults) -> _CaptionAndPanels:
+def _training_curves(experiment: Experiment, results: PresetResults) -> _Content:
     """Figure 1: loss above accuracy, one family on the left and one on the right."""
     losses: list[Panel] = []
     accuracies: list[Panel] = []
@@ -74,31 +72,28 @@ def _training_curves(experiment: Experiment, results: ExperimentResults) -> _Cap
         split = next(iter(trials.values()))[0].recipe.evaluation.split
         losses.append(_curves(title, "training loss", trials, lambda trial: trial.losses, _SMOOTHING))
         accuracies.append(_curves(title, f"{split} accuracy, %", trials, _validation_percent))
-    return (
-        "Training loss and accuracy during training, means over seeds; bands span the seeds. The paper shows the test"
-        " split here; we evaluate it once, at the end, and the validation split during training.",
-        losses + accuracies,
-    )
+    return text("training_curves"), losses + accuracies
 
 
-def _perplexity_curves(experiment: Experiment, results: ExperimentResults) -> _CaptionAndPanels:
+def _perplexity_curves(experiment: Experiment, results: PresetResults) -> _Content:
     """Figure 4."""
-    panels: list[Panel] = [
-        _curves(title, "validation perplexity", trials, _after_warmup)
-        for title, trials in _families(experiment, results)
+    families = _families(experiment, results)
+    label = "validation perplexity"
+    return text("perplexity_curves"), [
+        _curves(title, label, trials, _after_warmup) for title, trials in families
     ]
-    caption = "Validation perplexity by segments during training, means over seeds; bands span the seeds."
-    return f"{caption} The first tenth of training, with far higher values, is left out.", panels
 
 
 def _families(
-    experiment: Experiment, results: ExperimentResults
+    experiment: Experiment, results: PresetResults
 ) -> list[tuple[str, dict[ModelSpec, list[TrialResult]]]]:
-    """The trials of the softmax and of the linear family with a title each, where there are any."""
+    """The trials of the softmax and of the linear family, with titles."""
     (task,) = experiment.tasks_at(results.preset)
     families = []
     for name, is_linear in (("softmax and mgk", False), ("linear and mlk", True)):
-        models = [m for m in experiment.models_at(results.preset) if VARIANTS[m.attention].is_linear == is_linear]
+        models = [
+            m for m in experiment.models_at(results.preset) if VARIANTS[m.attention].is_linear == is_linear
+        ]
         trials = {model: found for model in models if (found := results.trials(task, model))}
         if trials:
             families.append((f"{name}, {next(iter(trials.values()))[0].data.label}", trials))
@@ -112,8 +107,12 @@ def _curves(
     curve: Callable[[TrialResult], Points],
     smoothing: int = 1,
 ) -> Lines:
-    series = [series_over_seeds(model.title, list(map(curve, group)), smoothing) for model, group in trials.items()]
-    return Lines(title=title, x_label="steps", y_label=y_label, series=tuple(one for one in series if one.points))
+    series = [
+        series_over_seeds(model.title, list(map(curve, group)), smoothing) for model, group in trials.items()
+    ]
+    return Lines(
+        title=title, x_label="steps", y_label=y_label, series=tuple(one for one in series if one.points)
+    )
 
 
 def _validation_percent(trial: TrialResult) -> Points:
@@ -125,27 +124,23 @@ def _after_warmup(trial: TrialResult) -> Points:
     return [(step, value) for step, value in trial.validation if step > start] or trial.validation
 
 
-def _maps_and_ranks(experiment: Experiment, results: ExperimentResults) -> _CaptionAndPanels:
+def _maps_and_ranks(experiment: Experiment, results: PresetResults) -> _Content:
     """Figure 2: maps on the left, ranks on the right."""
     maps_caption, maps = _maps(experiment, results)
     ranks_caption, ranks = _rank_histograms(experiment, results)
     return f"{maps_caption} {ranks_caption}", [*maps, *ranks]
 
 
-def _maps(experiment: Experiment, results: ExperimentResults) -> _CaptionAndPanels:
+def _maps(experiment: Experiment, results: PresetResults) -> _Content:
     """Figures 5 and 8."""
     analyses = _first_seed(experiment, results)
     panels: list[Panel] = [Maps(title=model.title, maps=analysis.maps) for model, analysis in analyses.items()]
     tokens = next((analysis.tokens for analysis in analyses.values()), 0)
-    return (
-        f"Attention maps of one test example of {tokens:,} tokens, averaged down; a row per layer, a column per head. A"
-        " row of a map is a query, a column a key; lighter is more, each map scaled to its own largest weight.",
-        panels,
-    )
+    return text("maps", tokens=tokens), panels
 
 
-def _rank_histograms(experiment: Experiment, results: ExperimentResults) -> _CaptionAndPanels:
-    """Figure 6: the first layer and the fifth, or the last where there are fewer; Figure 2: all layers."""
+def _rank_histograms(experiment: Experiment, results: PresetResults) -> _Content:
+    """Figure 6: the first layer and the fifth, or the last; Figure 2: all layers."""
     analyses = _first_seed(experiment, results)
     if not analyses:
         return "", []
@@ -162,17 +157,14 @@ def _rank_histograms(experiment: Experiment, results: ExperimentResults) -> _Cap
     counts = sorted({len(analysis.ranks[0].ranks) for analysis in analyses.values()})
     means = []
     for model, analysis in analyses.items():
-        by_layer = (f"{np.mean(layer.ranks):.1f} ({np.mean(layer.effective):.1f})" for layer in analysis.ranks)
-        means.append(f"{model.title}: {', '.join(by_layer)}")
-    return (
-        f"Ranks of {' or '.join(f'{count:,}' for count in counts)} attention matrices of each layer, on examples that"
-        " no model was trained on, by singular values of 10⁻⁶ and more. Mean rank, and effective rank in parentheses,"
-        f" by layer: {'; '.join(means)}.",
-        panels,
-    )
+        pairs = ((np.mean(layer.ranks), np.mean(layer.effective)) for layer in analysis.ranks)
+        by_layer = ", ".join(f"{rank:.1f} ({effective:.1f})" for rank, effective in pairs)
+        means.append(f"{model.title}: {by_layer}")
+    shown = " or ".join(f"{count:,}" for count in counts)
+    return text("ranks", counts=shown, means="; ".join(means)), panels
 
 
-def _first_seed(experiment: Experiment, results: ExperimentResults) -> dict[ModelSpec, ModelAnalysis]:
+def _first_seed(experiment: Experiment, results: PresetResults) -> dict[ModelSpec, ModelAnalysis]:
     """The first analysis of every model of the experiment; nothing where one is missing."""
     (task,) = experiment.tasks_at(results.preset)
     models = experiment.models_at(results.preset)
@@ -190,7 +182,7 @@ def _histogram(ranks: Sequence[int], edges: "np.ndarray[Any, Any]") -> Points:
     return [(float(edges[0]), 0.0), *corners, (float(edges[-1]), 0.0)]
 
 
-def _costs_of_heads(experiment: Experiment, results: ExperimentResults) -> _CaptionAndPanels:
+def _costs_of_heads(experiment: Experiment, results: PresetResults) -> _Content:
     """Figure 3: both families; smgk also unfused, with a product per component as in Eq. 9."""
     panels: list[Panel] = []
     for family, mixtures in (("softmax", ("mgk", "smgk")), ("linear", ("mlk", "smlk"))):
@@ -199,14 +191,15 @@ def _costs_of_heads(experiment: Experiment, results: ExperimentResults) -> _Capt
             for heads in reversed(HALVED):
                 half = {f"{name}, half the heads": sizes_of_paper(ModelSpec(name, heads)) for name in mixtures}
                 if (family, what) == ("softmax", "FLOPs"):
-                    half["smgk unfused, half the heads"] = sizes_of_paper(ModelSpec("smgk", heads), fused=False)
+                    unfused = sizes_of_paper(ModelSpec("smgk", heads), fused=False)
+                    half["smgk unfused, half the heads"] = unfused
                 for name, sizes in {family: sizes_of_paper(ModelSpec(family, 2 * heads)), **half}.items():
                     curves.setdefault(name, []).append((2 * heads, count(sizes)))
             panels.append(_costs(f"{family} and its mixtures", "heads of the baseline", what, curves))
-    return f"{_COSTS} Mixtures have half the heads of the axis.", panels
+    return f"{text('costs')} Mixtures have half the heads of the axis.", panels
 
 
-def _costs_of_techniques(experiment: Experiment, results: ExperimentResults) -> _CaptionAndPanels:
+def _costs_of_techniques(experiment: Experiment, results: PresetResults) -> _Content:
     """Figure 7."""
     panels: list[Panel] = []
     for what, count in (
@@ -214,22 +207,24 @@ def _costs_of_techniques(experiment: Experiment, results: ExperimentResults) -> 
         ("FLOPs of training", cost_model.training_flops),
         ("parameters", cost_model.model_parameters),
     ):
-        curves = {
-            name: [(heads, count(sizes_of_paper(replace(model, heads=heads)))) for heads in reversed(HALVED)]
-            for name, model in TECHNIQUES.items()
-        }
+        curves: dict[str, list[tuple[int, Quantity]]] = {name: [] for name in TECHNIQUES}
+        for name, model in TECHNIQUES.items():
+            for heads in reversed(HALVED):
+                sizes = sizes_of_paper(replace(model, heads=heads))
+                curves[name].append((heads, count(sizes)))
         panels.append(_costs("inference and learning", "heads", what, curves))
-    return f"{_COSTS} Soft-E is setting B, whose M-step counts cost in training only.", panels
+    return f"{text('costs')} Soft-E is setting B, whose M-step counts cost in training only.", panels
 
 
 def _costs(title: str, x_label: str, what: str, curves: Mapping[str, Sequence[tuple[int, Quantity]]]) -> Lines:
     factor, unit = (1e9, "billion") if "FLOPs" in what else (1e3, "thousand")
-    series = tuple(Series(name, [(h, q.value / factor) for h, q in points]) for name, points in curves.items())
+    scaled = {name: [(h, q.value / factor) for h, q in points] for name, points in curves.items()}
+    series = tuple(Series(name, points) for name, points in scaled.items())
     formulas = tuple(f"{name}\n{points[-1][1].explain()}" for name, points in curves.items())
     return Lines(title=title, x_label=x_label, y_label=f"{unit} {what}", series=series, formulas=formulas)
 
 
-_MAKERS: Mapping[str, Callable[[Experiment, ExperimentResults], _CaptionAndPanels]] = {
+_MAKERS: Mapping[str, Callable[[Experiment, PresetResults], _Content]] = {
     "fig1": _training_curves,
     "fig2": _maps_and_ranks,
     "fig3": _costs_of_heads,

@@ -50,7 +50,9 @@ def table(caption: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -
     """A caption and a table in a box that scrolls; the first column names the row."""
     head = join((Markup('<th scope="col">{}</th>').format(column) for column in columns), "")
     body = (
-        Markup('<tr><th scope="row">{}</th>{}</tr>').format(name, join(map(Markup("<td>{}</td>").format, cells), ""))
+        Markup('<tr><th scope="row">{}</th>{}</tr>').format(
+            name, join(map(Markup("<td>{}</td>").format, cells), "")
+        )
         for name, *cells in rows
     )
     return Markup(
@@ -75,16 +77,30 @@ def grid(parts: Iterable[str], *, columns: int | None = None) -> Markup:
 
 def png(data: bytes, alt: str) -> Markup:
     """An image inside the page."""
-    return Markup('<img alt="{}" src="data:image/png;base64,{}">').format(alt, base64.b64encode(data).decode("ascii"))
+    content = base64.b64encode(data).decode("ascii")
+    return Markup('<img alt="{}" src="data:image/png;base64,{}">').format(alt, content)
 
 
-def page(title: str, parts: Iterable[str]) -> str:
-    """The whole document: one file without network access, light and dark, from a phone's width up."""
-    style = files("mgk.experiments.render").joinpath("style.css").read_text("utf-8")
+def page(
+    title: str, parts: Iterable[str], *, styles: Sequence[str] = ("style.css",), scripts: Sequence[str] = ()
+) -> str:
+    """The whole document: one file without network access, light and dark, from a phone's width up.
+
+    Args:
+        title: its heading.
+        parts: what it shows.
+        styles: style sheets of this package, in their order.
+        scripts: scripts of this package; they run after the parts are there.
+    """
+    folder = files("mgk.experiments.render")
+    style, script = (
+        "".join(folder.joinpath(name).read_text("utf-8") for name in names) for names in (styles, scripts)
+    )
     document = Markup(
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="color-scheme" content="light dark">\n<link rel="icon" href="data:,">\n'
-        "<title>{0}</title>\n<style>\n{1}</style>\n</head>\n<body>\n<main>\n<h1>{0}</h1>\n{2}\n</main>\n</body>\n</html>\n"
-    ).format(title, Markup(style), join(parts))
+        "<title>{0}</title>\n<style>\n{1}</style>\n</head>\n"
+        "<body>\n<main>\n<h1>{0}</h1>\n{2}\n</main>\n{3}</body>\n</html>\n"
+    ).format(title, Markup(style), join(parts), Markup(f"<script>\n{script}</script>\n" if script else ""))
     return str(document)  # not Markup, whose methods escape their arguments

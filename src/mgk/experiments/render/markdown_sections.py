@@ -1,6 +1,6 @@
-"""The generated parts of documents, which always agree with the results. Does not import torch.
+"""The generated parts of documents, which always agree with the results.
 
-A part is between ``<!-- generated: NAME -->`` and ``<!-- end of generated: NAME -->``, each on a line of its own.
+A part is between the lines ``<!-- generated: NAME -->`` and ``<!-- end of generated: NAME -->``.
 """
 
 import re
@@ -14,6 +14,8 @@ from mgk.experiments.evidence.claims import CLAIMS, verdicts
 from mgk.experiments.evidence.decision_rules import NOT_MEASURED
 from mgk.experiments.render.bench_tables import bench_parts
 from mgk.experiments.render.figure_png import draw
+from mgk.experiments.render.initialisation import read_initialisation
+from mgk.experiments.render.numbers import text as sentence
 from mgk.experiments.render.tables import DASH, machines, markdown, markdown_table
 from mgk.experiments.reproduce.published import AVERAGE, LRA
 from mgk.experiments.reproduce.registry import EXPERIMENTS
@@ -44,7 +46,7 @@ def fill(text: str, outputs: Outputs, results: str) -> str:
 
 
 def fill_document(path: Path, outputs: Outputs, results: str) -> list[str]:
-    """Fill a document in place and write the images that it shows beside it; returns the names of its parts."""
+    """Fill a document in place and write its images beside it; the names of its parts."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -57,7 +59,8 @@ def fill_document(path: Path, outputs: Outputs, results: str) -> list[str]:
         filled = fill(text, outputs, results)
     except RecipeError as error:
         raise RecipeError(f"{path}: {error}") from None
-    for figure in outputs.figures.values():
+    study = None if outputs.folder is None else read_initialisation(outputs.folder)
+    for figure in (*outputs.figures.values(), *([study.figure()] if study and study.results else [])):
         image = f"{IMAGES}/{figure.id}.png"
         if image in filled:
             write_file(path.parent / image, draw(figure))
@@ -72,9 +75,20 @@ def _makers(outputs: Outputs, results: str) -> Mapping[str, Callable[[], str]]:
         "measured": partial(_measured, outputs),
         "summary": partial(_summary, outputs, results),
         "headlines": partial(_headlines, outputs, results),
+        "initialisation": partial(_initialisation, outputs, results),
         **bench_parts(outputs.bench, results),
         **{name: partial(_experiment, outputs, results, name) for name in EXPERIMENTS},
     }
+
+
+def _initialisation(outputs: Outputs, results: str) -> str:
+    """The study of the start: its tables, its figure and its choice."""
+    found = None if outputs.folder is None else read_initialisation(outputs.folder)
+    if found is None or not found.results:
+        return "Not measured yet: `mgk reproduce initialisation`."
+    image = f"![{' '.join(panel.description for panel in found.figure().panels)}]({IMAGES}/initialisation.png)"
+    files = f"`{results}/initialisation/summary.json`, its plan `{results}/initialisation/plan.yaml`"
+    return f"`mgk reproduce initialisation` (data: {files})\n\n{image}\n\n{found.markdown()}"
 
 
 def _claims(outputs: Outputs) -> str:
@@ -124,13 +138,12 @@ def _summary(outputs: Outputs, results: str) -> str:
     """For a first page: the number of claims by outcome."""
     preset = outputs.results.preset
     if not outputs.records:
-        return (
-            "Nothing has been measured yet: `mgk reproduce all` measures every table and figure, and"
-            f" `mgk report` makes a page of what is in `{results}/`."
-        )
+        return sentence("not_measured", results=results)
     folder = f"{results}/{TABLES}/{preset}"
     outcomes = sorted(verdict.outcome for verdict in verdicts(outputs.results).values())
-    counts = ", ".join(f"{outcomes.count(name)} {name}" for name in dict.fromkeys(outcomes) if name != NOT_MEASURED)
+    counts = ", ".join(
+        f"{outcomes.count(name)} {name}" for name in dict.fromkeys(outcomes) if name != NOT_MEASURED
+    )
     return f"Of the paper's claims, at preset `{preset}`: {counts} (`{folder}/claims.json`)."
 
 
@@ -143,7 +156,7 @@ def _headlines(outputs: Outputs, results: str) -> str:
 
 
 def _headline_table(outputs: Outputs, folder: str, names: Sequence[str], column: str) -> list[str]:
-    """One column of the tables that have it, a row per model, with its caption; nothing where none has it."""
+    """One column of the tables that have it, a row per model, with its caption."""
     tables = [table for name in names if (table := outputs.tables.get(name)) and column in table.columns]
     if not tables:
         return []

@@ -1,12 +1,21 @@
-"""Numbers as text."""
+"""Numbers as text, and the sentences of ``texts.toml``."""
 
+import tomllib
 from collections.abc import Callable
+from importlib import resources
 from math import floor, isfinite, log10
 from typing import Any
 
 from mgk.analysis.confidence_intervals import Interval
 
+_FILE = resources.files("mgk.experiments.render") / "texts.toml"
+_TEXTS: dict[str, str] = tomllib.loads(_FILE.read_text("utf-8"))
 _FACTORS = (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3))
+
+
+def text(name: str, /, **values: Any) -> str:
+    """The sentence of this name, with values in its places."""
+    return _TEXTS[name].format(**values)
 
 
 def short(value: float) -> str:

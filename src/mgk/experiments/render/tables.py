@@ -7,9 +7,9 @@ from statistics import fmean, stdev
 from typing import Any
 
 from mgk.analysis.confidence_intervals import Interval
-from mgk.experiments.evidence.effects import ExperimentResults, is_above_chance, mean_of
+from mgk.experiments.evidence.effects import PresetResults, is_above_chance, mean_of
 from mgk.experiments.model_spec import ModelSpec
-from mgk.experiments.render.numbers import interval_text, json_safe, short, signed
+from mgk.experiments.render.numbers import interval_text, json_safe, short, signed, text
 from mgk.experiments.reproduce.published import AVERAGE, EXTRA_TASKS, LRA, TABLES
 from mgk.experiments.reproduce.registry import Experiment
 from mgk.experiments.result_store import TrialResult
@@ -17,7 +17,6 @@ from mgk.experiments.trials import changes
 
 FORMAT = 1
 DASH = "–"
-SYNTHETIC_DATA = "The data are synthetic: they test the pipeline and say nothing about the real tasks."
 
 _TrialsByTask = Mapping[str, Sequence[TrialResult]]
 
@@ -97,10 +96,11 @@ class Table:
         return data
 
 
-def make_table(experiment: Experiment, results: ExperimentResults) -> Table | None:
+def make_table(experiment: Experiment, results: PresetResults) -> Table | None:
     """The table of an experiment; None where nothing was measured.
 
-    Additional tasks are columns where all models of the experiment were measured on them.
+    Additional tasks are columns where all models of the experiment were
+    measured on them.
     """
     models = experiment.models_at(results.preset)
     default = experiment.tasks_at(results.preset)
@@ -133,7 +133,7 @@ def machines(trials: Sequence[TrialResult]) -> tuple[str, ...]:
     groups: dict[str, list[TrialResult]] = {}
     for trial in trials:
         machine = trial.machine
-        name = f"{machine['processor']}, {machine['cores']} cores, torch {machine['torch']}, mgk {machine['mgk']}"
+        name = "{processor}, {cores} cores, torch {torch}, mgk {mgk}".format_map(machine)
         groups.setdefault(name, []).append(trial)
     lines = []
     for name, group in groups.items():
@@ -147,18 +147,22 @@ def header(table: Table) -> list[str]:
     """The headings of :func:`text_rows`."""
     names = ["model", "seeds", "parameters"]
     for column in table.columns:
-        names += [table.labels[column], "paper"] if has_paper(table, column) else [table.labels[column]]
+        names.append(table.labels[column])
+        if has_paper(table, column):
+            names.append("paper")
     return names
 
 
 def text_rows(table: Table) -> list[list[str]]:
-    """Every row as text: model, seeds, parameters, then our number and the paper's of each column."""
+    """Every row: model, seeds, parameters, then our number and the paper's."""
     rows = []
     for row in table.rows:
         cells = [row.model, row.seeds_text, _range(row.parameters, short)]
         for column in table.columns:
             entry = row.entries[column]
-            cells += [entry.text, entry.paper_text] if has_paper(table, column) else [entry.text]
+            cells.append(entry.text)
+            if has_paper(table, column):
+                cells.append(entry.paper_text)
         rows.append(cells)
     return rows
 
@@ -180,16 +184,9 @@ def difference_rows(table: Table) -> list[list[str]]:
 def difference_caption(table: Table) -> str:
     """What the differences are."""
     if table.metric != "accuracy":
-        return (
-            "Differences in per cent of the baseline's perplexity, above 0 where the model is better, with the 95% CI"
-            " over seeds (Student's t)."
-        )
-    text = (
-        "Differences in points of accuracy, above 0 where the model is better, with the 95% CI over seeds (Student's t)"
-        " and test examples; models are paired by seed and example."
-    )
+        return text("perplexity_differences")
     has_single = any(row.reference is not None and row.seeds[0] == 1 for row in table.rows)
-    return text + " With one seed the interval does not include seed variance." if has_single else text
+    return text("accuracy_differences") + (f" {text('one_seed')}" if has_single else "")
 
 
 def has_paper(table: Table, column: str) -> bool:
@@ -215,7 +212,7 @@ def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str
 
 def _row(
     experiment: Experiment,
-    results: ExperimentResults,
+    results: PresetResults,
     model: ModelSpec,
     trials: _TrialsByTask,
     columns: Sequence[str],
@@ -249,7 +246,7 @@ def _row(
     )
 
 
-def _difference(results: ExperimentResults, task: str, model: ModelSpec, reference: ModelSpec) -> Interval | None:
+def _difference(results: PresetResults, task: str, model: ModelSpec, reference: ModelSpec) -> Interval | None:
     """None where one was not measured, or both are at chance."""
     is_informative = all(results.trials(task, one) for one in (model, reference)) and any(
         is_above_chance(results.trials(task, one)) for one in (model, reference)
@@ -280,50 +277,46 @@ def _labels(columns: Sequence[str], trials: Sequence[TrialResult]) -> dict[str, 
     by_task = {trial.trial.task: trial.data.label for trial in trials}
     first = next(iter(by_task.values()))
     names = {AVERAGE: "Average", "validation": f"{first}, validation", "test": f"{first}, test", **by_task}
-    return {column: f"{names[column]}, ours" if column in EXTRA_TASKS else names[column] for column in columns}
+    names |= {task: f"{by_task[task]}, ours" for task in EXTRA_TASKS if task in by_task}
+    return {column: names[column] for column in columns}
 
 
-def _notes(experiment: Experiment, results: ExperimentResults, trials: Sequence[TrialResult]) -> list[str]:
+def _notes(experiment: Experiment, results: PresetResults, trials: Sequence[TrialResult]) -> list[str]:
     notes = []
     by_task: dict[str, list[TrialResult]] = {}
     for trial in trials:
         by_task.setdefault(trial.trial.task, []).append(trial)
     if any(trial.data.is_synthetic for trial in trials):
-        notes.append(SYNTHETIC_DATA)
+        notes.append(text("synthetic"))
     for task, group in by_task.items():
         last, data = group[-1], group[-1].data
         if last.summary.metric == "accuracy":
-            text = f"{data.label}: the majority-class baseline has {100 * data.chance:.2f}"
+            chance = f"{data.label}: the majority-class baseline has {100 * data.chance:.2f}"
             models = {trial.trial.model for trial in group}
             has_learned = any(is_above_chance(results.trials(task, model)) for model in models)
-            notes.append(f"{text}{'' if has_learned else '; no model here is above it'}.")
+            notes.append(f"{chance}{'' if has_learned else '; no model here is above it'}.")
         else:
             how = "by a sliding window" if last.metric == "test_sliding_perplexity" else "by segments"
             notes.append(f"{data.label}: test perplexity {how}; a unigram model has {data.chance:.2f}.")
         if task == "retrieval" and "in place of AAN" in data.label:
-            notes.append(
-                "Retrieval here is not the paper's: the pairs stand in for those of the ACL Anthology Network, so the"
-                " two columns are not comparable."
-            )
-    if experiment.is_ours:
-        notes.append("Settings that a name leaves out are the paper's: M = 2, constant variances, features elu + 1.")
-    if not by_task.keys().isdisjoint(EXTRA_TASKS):
-        notes.append("Columns marked as ours are not in the paper; the average leaves them out.")
-    if experiment.is_language and results.preset != "paper":
-        notes.append(
-            "The paper's numbers are of WikiText-103, models with four times the heads and longer training: compare"
-            " rows, not columns."
-        )
-    elif not all(trial.data.is_papers for trial in trials) and not experiment.is_ours:
-        notes.append("The paper's numbers are of the full tasks and longer training: compare rows, not columns.")
-    if any(map(_has_several_recipes, by_task.values())):
-        notes.append("Some trials of one column were trained by different recipes: do not compare them.")
-    return notes
+            notes.append(text("retrieval"))
+    is_smaller_language = experiment.is_language and results.preset != "paper"
+    is_papers = experiment.is_ours or all(trial.data.is_papers for trial in trials)
+    conditions = {
+        "ours": experiment.is_ours,
+        "extra_tasks": not by_task.keys().isdisjoint(EXTRA_TASKS),
+        "language": is_smaller_language,
+        "smaller": not is_papers and not is_smaller_language,
+        "several_recipes": any(map(_has_several_recipes, by_task.values())),
+    }
+    return [*notes, *(text(name) for name, holds in conditions.items() if holds)]
 
 
 def _has_several_recipes(trials: Sequence[TrialResult]) -> bool:
     first, *others = (trial.recipe for trial in trials)
-    return any(not path.startswith("model.") and path != "seed" for other in others for path in changes(first, other))
+    return any(
+        not path.startswith("model.") and path != "seed" for other in others for path in changes(first, other)
+    )
 
 
 def _range(bounds: tuple[Any, Any], text: Callable[[Any], str]) -> str:

@@ -1,6 +1,5 @@
 """From the folder of a finished run to the result of its trial."""
 
-import json
 from collections import Counter
 from pathlib import Path
 
@@ -13,8 +12,17 @@ from mgk.experiments.model_spec import ModelSpec
 from mgk.experiments.reproduce.published import LRA
 from mgk.experiments.result_store import DataNote, TrialResult, thinned
 from mgk.experiments.trials import Trial
-from mgk.training.recipe import Recipe, load_recipe, read_recipe
-from mgk.training.run_dir import ENVIRONMENT, RECIPE, SUMMARY, read_correct, read_metrics, read_summary
+from mgk.training.recipe import Recipe, load_recipe
+from mgk.training.run_dir import (
+    RECIPE,
+    SUMMARY,
+    check_finished,
+    read_correct,
+    read_environment,
+    read_metrics,
+    read_run_recipe,
+    read_summary,
+)
 from mgk.training.tasks import Batch, TaskData, count, open_data
 
 # Training pairs of the ACL Anthology Network in LRA's release.
@@ -26,20 +34,31 @@ _TITLES = {
     "retrieval": "Retrieval",
     "image": "Image",
     "pathfinder": "Pathfinder",
+    "bytes": "Bytes",
     "wikitext-2": "WikiText-2",
     "wikitext-103": "WikiText-103",
 }
 
 
-def collect_result(run: Path, *, command: str | None = None, jobs: int = 1, seconds: float = 0.0) -> TrialResult:
+def collect_result(
+    run: Path,
+    *,
+    trial: Trial | None = None,
+    command: str | None = None,
+    jobs: int = 1,
+    seconds: float = 0.0,
+    plan: str | None = None,
+) -> TrialResult:
     """The result of a finished run.
 
     Args:
+        trial: whose run it is; the one of its recipe if None.
         command: that made it; the one that started the run if None.
         seconds: that it took, if it was not interrupted.
     """
-    recipe, summary, lines = read_recipe(run / RECIPE), read_summary(run), read_metrics(run)
-    sessions = json.loads((run / ENVIRONMENT).read_bytes())["sessions"]
+    check_finished(run)
+    recipe, summary, lines = read_run_recipe(run), read_summary(run), read_metrics(run)
+    sessions = read_environment(run)["sessions"]
     machine, versions = sessions[-1]["machine"], sessions[-1]["versions"]
     program, *arguments = sessions[0]["command"]
     losses, validation = (
@@ -47,7 +66,7 @@ def collect_result(run: Path, *, command: str | None = None, jobs: int = 1, seco
         for name in ("loss", f"eval_{summary.metric}")
     )
     return TrialResult(
-        trial=Trial(recipe.preset, recipe.task, ModelSpec.of_recipe(recipe), recipe.seed),
+        trial=trial or Trial(recipe.preset, recipe.task, ModelSpec.of_recipe(recipe), recipe.seed),
         recipe=recipe.model_copy(update={"data": recipe.data.model_copy(update={"folder": None})}),
         summary=summary,
         data=describe_data(recipe, open_data(recipe.data)),
@@ -58,6 +77,7 @@ def collect_result(run: Path, *, command: str | None = None, jobs: int = 1, seco
         command=command or " ".join([Path(program).name, *arguments]),  # without the folders of the machine
         jobs=jobs,
         seconds=round(max(seconds, summary.seconds, *(line.get("seconds", 0.0) for line in lines)), 1),
+        plan=plan,
     )
 
 
@@ -76,8 +96,10 @@ def describe_data(recipe: Recipe, data: TaskData) -> DataNote:
         label=label,
         is_papers=is_papers,
         is_synthetic=data.manifest.synthetic,
-        chance=round(_unigram_perplexity(data) if is_language else _majority_share(data.split("test")), 4),
-        examples={name: data.manifest.examples(name) if is_language else count(data.split(name)) for name in splits},
+        chance=round(_unigram(data) if is_language else _majority_share(data.split("test")), 4),
+        examples={
+            name: data.manifest.examples(name) if is_language else count(data.split(name)) for name in splits
+        },
     )
 
 
@@ -87,30 +109,38 @@ def _majority_share(test: Dataset[Batch]) -> float:
     return max(labels.values()) / labels.total()
 
 
-def _unigram_perplexity(data: TaskData) -> float:
-    """exp(-mean of log p(word)) over the test split, p the word's frequency in training, one added to each count."""
+def _unigram(data: TaskData) -> float:
+    """exp(-mean log p(word)) of the test split; p is the frequency in training, counts plus one.
+
+    Of bytes its logarithm to base 2, the bits per byte.
+    """
     words = data.manifest.facts["vocab_size"]
     counts, test = (
         np.bincount(load_tokens(data.task.name, split, folder=data.folder), minlength=words).astype(np.float64)
         for split in ("train", "test")
     )
     log_p = np.log((counts + 1) / (counts + 1).sum())
-    return float(np.exp(-(test * log_p).sum() / test.sum()))
+    loss = -(test * log_p).sum() / test.sum()
+    return float(loss / np.log(2) if data.metric == "bits_per_byte" else np.exp(loss))
 
 
 def _label(recipe: Recipe, data: TaskData) -> tuple[str, bool]:
-    """The name of the data with what differs from the paper's, and whether they are the paper's at its size."""
+    """The data's name with what differs from the paper's, and whether nothing does."""
     name = _TITLES[recipe.task]
     if data.manifest.synthetic:
         return f"{name} (synthetic sample)", False
     parts = []
+    if "corpus" in data.manifest.facts:
+        parts.append(data.manifest.facts["corpus"])
     if recipe.task == "retrieval" and data.manifest.examples("train") != AAN_PAIRS:
         parts.append(f"{_source(data)} in place of AAN")
     if recipe.task == "pathfinder" and data.manifest.options.get("difficulty", "hard") != "hard":
         parts.append(str(data.manifest.options["difficulty"]))
     full = load_recipe(recipe.task, "paper").data.max_length
     if full is not None and data.max_length < full:
-        parts.append(f"{data.max_length:,} {'bytes' if recipe.task in ('text', 'retrieval') else 'tokens'}")
+        parts.append(
+            f"{data.max_length:,} {'bytes' if recipe.task in ('text', 'retrieval', 'bytes') else 'tokens'}"
+        )
     is_whole = recipe.data.train_examples is None and recipe.data.test_examples is None
     is_papers = recipe.task in (*LRA, "wikitext-103") and is_whole and not parts
     return f"{name} ({', '.join(parts)})" if parts else name, is_papers

@@ -1,4 +1,4 @@
-"""The page of a folder of results: claims with verdicts, tables beside the paper's, figures, each with its command."""
+"""The page of results: claims with verdicts, tables beside the paper's, figures, commands."""
 
 from collections.abc import Sequence
 from statistics import fmean
@@ -7,14 +7,21 @@ from markupsafe import Markup
 
 from mgk.experiments.artifacts import Outputs
 from mgk.experiments.evidence.claims import CLAIMS, verdicts
-from mgk.experiments.evidence.decision_rules import CONFIRMED, CONTRADICTED, INCONCLUSIVE, NOT_MEASURED, Claim, Verdict
+from mgk.experiments.evidence.decision_rules import (
+    CONFIRMED,
+    CONTRADICTED,
+    EQUIVALENT,
+    INCONCLUSIVE,
+    NOT_MEASURED,
+    Claim,
+    Verdict,
+)
 from mgk.experiments.model_analysis import ModelAnalysis
 from mgk.experiments.render import html
 from mgk.experiments.render.charts import Lines, Maps, interval_chart
 from mgk.experiments.render.figures import Figure
-from mgk.experiments.render.numbers import short
+from mgk.experiments.render.numbers import short, text
 from mgk.experiments.render.tables import (
-    SYNTHETIC_DATA,
     Table,
     difference_caption,
     difference_header,
@@ -26,7 +33,7 @@ from mgk.experiments.render.tables import (
 from mgk.experiments.reproduce.registry import EXPERIMENTS
 from mgk.experiments.result_store import TrialResult
 
-_SYMBOLS = {CONFIRMED: "✓", INCONCLUSIVE: "○", CONTRADICTED: "✗", NOT_MEASURED: "–"}
+_SYMBOLS = {CONFIRMED: "✓", EQUIVALENT: "≈", INCONCLUSIVE: "○", CONTRADICTED: "✗", NOT_MEASURED: "–"}
 
 
 def reproduction_page(outputs: Outputs) -> str:
@@ -47,7 +54,9 @@ def reproduction_page(outputs: Outputs) -> str:
     if missing and outputs.records:
         parts.append(html.section("Not measured yet", html.code_block("\n".join(missing))))
     parts.append(html.section("How this was made", *_origin(outputs)))
-    return html.page(f"Improving Transformers with Probabilistic Attention Keys, reproduced at preset {preset}", parts)
+    return html.page(
+        f"Improving Transformers with Probabilistic Attention Keys, reproduced at preset {preset}", parts
+    )
 
 
 def _opening(outputs: Outputs) -> list[str]:
@@ -56,23 +65,16 @@ def _opening(outputs: Outputs) -> list[str]:
     trials = f"{len(outputs.records)} trials (one model on one task with one seed)"
     sentences = [f"Of {len(outcomes)} claims of the paper: {counts}. Measured in {trials}."]
     if any(record.data.is_synthetic for record in outputs.records):
-        sentences.append(SYNTHETIC_DATA)
+        sentences.append(text("synthetic"))
     elif outputs.results.preset != "paper":
-        sentences.append(
-            "These are the paper's models at a smaller scale: fewer heads, shorter inputs, less training. A claim that"
-            " is inconclusive here may still hold at the paper's own."
-        )
+        sentences.append(text("smaller_scale"))
     return sentences
 
 
 def _claims(outputs: Outputs) -> list[Markup]:
     """Each claim with its verdict, and folded below it the evidence."""
     found = verdicts(outputs.results)
-    rules = (
-        "Better: the 95% CI of the difference lies above 0. Comparable: above −1 point of accuracy, or −2% of"
-        " perplexity. Contradicted: it lies wholly on the other side. Otherwise the claim is inconclusive."
-    )
-    return [*(_claim(claim, found[claim.id]) for claim in CLAIMS), html.paragraph(rules)]
+    return [*(_claim(claim, found[claim.id]) for claim in CLAIMS), html.paragraph(text("rules"))]
 
 
 def _claim(claim: Claim, verdict: Verdict) -> Markup:
@@ -85,8 +87,7 @@ def _claim(claim: Claim, verdict: Verdict) -> Markup:
 
 
 def _table(table: Table) -> list[Markup]:
-    caption = "Means over seeds ± standard deviation; beside them the paper's numbers, means over its 5 seeds."
-    parts = [html.table(caption, header(table), text_rows(table))]
+    parts = [html.table(text("paper_table"), header(table), text_rows(table))]
     if rows := difference_rows(table):
         parts.append(html.table(difference_caption(table), difference_header(table), rows))
         charts = (_difference_chart(table, column) for column in table.columns)
@@ -97,10 +98,13 @@ def _table(table: Table) -> list[Markup]:
 def _difference_chart(table: Table, column: str) -> Markup | None:
     label = table.labels[column]
     entries = [(row, row.entries[column]) for row in table.rows]
-    intervals = [(row.model, entry.difference) for row, entry in entries if entry.difference is not None]
+    found = ((row.model, entry.difference) for row, entry in entries)
+    intervals = [(model, difference) for model, difference in found if difference is not None]
     if not intervals:
         return None
-    texts = [f"{row.model} vs {row.reference} {entry.difference_text}" for row, entry in entries if entry.difference]
+    texts = [
+        f"{row.model} vs {row.reference} {entry.difference_text}" for row, entry in entries if entry.difference
+    ]
     chart = interval_chart(
         intervals,
         x_label=f"difference in {table.unit}; right is better",
@@ -118,7 +122,7 @@ def _figure(item: Figure) -> list[Markup]:
     if lines:
         parts.append(html.grid(panel.to_html() for panel in lines))
     parts.append(html.paragraph(item.caption))
-    if formulas := [text for panel in lines for text in panel.formulas]:
+    if formulas := [formula for panel in lines for formula in panel.formulas]:
         parts.append(html.details("The formulas, at the most heads", html.code_block("\n\n".join(formulas))))
     return [*parts, html.code_block(item.command)]
 
@@ -146,18 +150,10 @@ def _heads_and_components(models: Sequence[Sequence[ModelAnalysis]]) -> list[Mar
     ]
     parts = []
     if similarity:
-        caption = (
-            "Similarity of two heads of a layer: the mean over queries of 1 − JS / log 2, JS being the Jensen-Shannon"
-            " divergence of their attention weights; 1 for identical heads, 0 for heads that share no key."
-        )
-        parts.append(html.table(caption, ("model", "head similarity, by seed"), similarity))
+        parts.append(html.table(text("similarity"), ("model", "head similarity, by seed"), similarity))
     if usage:
-        caption = (
-            "Use of the components of a key, in models of the first seed: priors, shares of the attention, the share of"
-            " the strongest component in a pair, and the largest distance between two in standard deviations."
-        )
         columns = ("model", "layer", "head", "priors", "shares", "certainty", "distance")
-        parts.append(html.table(caption, columns, usage))
+        parts.append(html.table(text("usage"), columns, usage))
     return parts
 
 

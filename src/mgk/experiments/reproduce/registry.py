@@ -1,10 +1,10 @@
-"""Every table and figure as an experiment: its models and tasks. Does not import torch.
+"""Every table and figure as an experiment: its models and tasks.
 
 ``experiments.yaml`` declares them. On the laptop, rows have 2 and 1 heads, and
 WikiText-2 takes the place of WikiText-103.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
 from itertools import product
@@ -13,32 +13,16 @@ from typing import Any, Literal
 import yaml
 
 from mgk._util import json_codec
-from mgk._util.suggestions import did_you_mean
 from mgk.experiments.model_spec import ModelSpec
 from mgk.experiments.reproduce.published import EXTRA_TASKS, LRA, SEEDS, TABLES
-from mgk.experiments.trials import Trial
-from mgk.training.errors import RecipeError
-from mgk.training.recipe import PRESETS
+from mgk.experiments.trials import OVERRIDES, Trial
+from mgk.training.recipe import PRESETS, check_name
 
 Kind = Literal["table", "curves", "maps", "cost"]
 
-SEEDS_OF_PRESET = {"paper": SEEDS, "laptop": 3, "smoke": 1}
+SEEDS_OF_PRESET = {"paper": SEEDS, "workstation": 5, "laptop": 3, "smoke": 1}
 ALL = "all"
 TASKS = (*LRA, *EXTRA_TASKS, "wikitext-2", "wikitext-103")
-
-# A table is many trials, so on the laptop a trial should take about three minutes on 2 cores. The recipes of the Long
-# Range Arena do; a language model that does is a quarter as deep and as wide inside, its first class of words smaller.
-_SMALLER: Mapping[tuple[str, str], Mapping[str, Any]] = {
-    ("laptop", "wikitext-2"): {
-        "model.num_hidden_layers": 4,
-        "model.intermediate_size": 512,
-        "model.adaptive_cutoffs": [2000, 10000],
-        "training.max_steps": 800,
-        "training.learning_rate": 2.0e-3,
-        "evaluation.every": 100,
-        "evaluation.max_tokens": None,
-    },
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,12 +30,14 @@ class Experiment:
     """One table or figure.
 
     Attributes:
-        kind: a table; curves over training; maps, ranks and heads of trained models; or costs by formula.
+        kind: a table; curves over training; maps, ranks and heads of trained
+            models; or costs by formula.
         claim: what the paper says it shows; of ours, the question.
         models: as in the paper, from top to bottom.
         more_tasks: that can be chosen besides.
         is_language: whether the task is WikiText: 103 in the paper, 2 on the laptop.
-        shrink: on the laptop, the divisor of the number of heads; None keeps the rows with 2 and 1 heads.
+        shrink: on the laptop, the divisor of the number of heads; None keeps the rows
+            with 2 and 1 heads.
         is_ours: whether the paper has no such table.
     """
 
@@ -79,9 +65,10 @@ class Experiment:
         return model if preset == "paper" or self.shrink is None else model.scaled(self.shrink)
 
     def reference(self, model: ModelSpec, preset: str) -> ModelSpec | None:
-        """What a model is compared to: the baseline with twice the heads, or with as many where that is all there is.
+        """The baseline with twice the heads, or with as many where that is all there is.
 
-        In our own tables: the same model with the paper's setting; of feature maps, linear attention with the same map.
+        In our own tables the paper's setting; of feature maps, linear attention with
+        the same map.
         """
         if not model.is_mixture:
             return None
@@ -104,10 +91,12 @@ class Experiment:
         return tuple(task for task in (*self.tasks, *self.more_tasks) if task in chosen)
 
     def seeds_at(self, preset: str, seeds: int | None = None) -> int:
-        """The number of seeds, by default the preset's; one where models are analyzed, as in the paper."""
+        """By default the preset's; one where models are analyzed, as in the paper."""
         return seeds or (1 if self.kind == "maps" else SEEDS_OF_PRESET[preset])
 
-    def trials(self, preset: str, *, seeds: int | None = None, tasks: Sequence[str] | None = None) -> list[Trial]:
+    def trials(
+        self, preset: str, *, seeds: int | None = None, tasks: Sequence[str] | None = None
+    ) -> list[Trial]:
         """All trials, seed by seed, so that a first whole table is there early."""
         return [
             make_trial(preset, task, model, seed)
@@ -127,33 +116,31 @@ class Experiment:
 
 
 def make_trial(preset: str, task: str, model: ModelSpec, seed: int) -> Trial:
-    """A trial of the reproduction; on the laptop its language model is smaller than the recipe's."""
-    return Trial(preset, task, model, seed, _SMALLER.get((preset, task), {}))
+    """A trial of the reproduction, with the fields of ``overrides.yaml``."""
+    return Trial(preset, task, model, seed, OVERRIDES.get(preset, {}).get(task, {}))
 
 
 def find_experiments(name: str) -> list[Experiment]:
     """The experiment of a name, or all of them."""
     if name != ALL:
-        _check_name("experiment", name, [*EXPERIMENTS, ALL])
+        check_name("experiment", name, [*EXPERIMENTS, ALL])
     return list(EXPERIMENTS.values()) if name == ALL else [EXPERIMENTS[name]]
 
 
 def check_choice(preset: str, tasks: Sequence[str] | None) -> None:
     """Raise for a preset or a task that does not exist."""
-    _check_name("preset", preset, PRESETS)
+    check_name("preset", preset, PRESETS)
     for task in tasks or ():
-        _check_name("task", task, TASKS)
-
-
-def _check_name(what: str, name: str, known: Sequence[str]) -> None:
-    if name not in known:
-        raise RecipeError(f"there is no {what} {name!r}; {did_you_mean(name.lower(), known)}")
+        check_name("task", task, TASKS)
 
 
 def _read_experiments() -> dict[str, Experiment]:
-    text = (resources.files("mgk.experiments.reproduce") / "experiments.yaml").read_text(encoding="utf-8")
+    file = resources.files("mgk.experiments.reproduce") / "experiments.yaml"
+    text = file.read_text("utf-8")
     return {
-        name: json_codec.load(Experiment, {**fields, "id": name, "models": _models(name, fields.get("models", []))})
+        name: json_codec.load(
+            Experiment, {**fields, "id": name, "models": _models(name, fields.get("models", []))}
+        )
         for name, fields in yaml.safe_load(text).items()
     }
 
@@ -162,7 +149,8 @@ def _models(name: str, declared: list[str] | dict[str, list[Any]]) -> list[Model
     if name in TABLES:
         return list(TABLES[name])
     if isinstance(declared, dict):
-        return [ModelSpec(**dict(zip(declared, values, strict=True))) for values in product(*declared.values())]
+        options = (zip(declared, values, strict=True) for values in product(*declared.values()))
+        return [ModelSpec(**dict(chosen)) for chosen in options]
     return [ModelSpec.parse(model) for model in declared]
 
 

@@ -34,11 +34,13 @@ class Estimate:
 def estimate(trials: Sequence[Trial], store: ResultStore) -> dict[Trial, Estimate]:
     """The time that each trial takes, one at a time.
 
-    From trials of the same model and task on such a machine; else from the FLOP rate of
-    other trials of the task or the model; else from one layer that is timed now. Inputs
-    count at full length, so the estimate is high for texts.
+    From trials of the same model and task on such a machine; else from the FLOP
+    rate of other trials of the task or the model; else from one layer that is
+    timed now. Inputs count at full length, so the estimate is high for texts.
     """
-    results = _on_this_machine(result for preset in {t.preset for t in trials} for result in store.results(preset))
+    results = _on_this_machine(
+        result for preset in {t.preset for t in trials} for result in store.results(preset)
+    )
     found = {}
     for trial in trials:
         of_task = [result for result in results if result.trial.task == trial.task]
@@ -64,10 +66,14 @@ def total_flops(recipe: Recipe) -> float:
     """Of a whole trial: training, the evaluations on the way, and the test."""
     training, evaluation = recipe.training, recipe.evaluation
     sizes = sizes_of(recipe)
-    if sizes.cutoffs:  # an adaptive softmax computes its first class of words at every step and the others rarely
+    if (
+        sizes.cutoffs
+    ):  # an adaptive softmax computes its first class of words at every step and the others rarely
         sizes = replace(sizes, cutoffs=(), vocab=sizes.cutoffs[0])
     steps = cost_model.training_flops(replace(sizes, batch=training.batch_size)).value * training.max_steps
-    evaluated = training.max_steps // (evaluation.every or training.max_steps) * _examples(recipe, evaluation.split)
+    evaluated = (
+        training.max_steps // (evaluation.every or training.max_steps) * _examples(recipe, evaluation.split)
+    )
     tested = _examples(recipe, "test") if evaluation.test else 0
     return float(steps + cost_model.forward_flops(sizes).value * (evaluated + tested))
 
@@ -97,7 +103,8 @@ def _rate(recipe: Recipe) -> float:
     """FLOP/s of a training step of one layer of the recipe's model."""
     length = min(recipe.data.max_length or _MAX_LENGTH, _MAX_LENGTH)
     batch = min(recipe.training.batch_size, max(1, _TIMED_PAIRS // length**2))
-    return _timed_rate(replace(sizes_of(recipe), length=length, batch=batch, layers=1, head="none", max_positions=None))
+    layer = replace(sizes_of(recipe), layers=1, head="none", max_positions=None)
+    return _timed_rate(replace(layer, length=length, batch=batch))
 
 
 @lru_cache(maxsize=64)
@@ -114,7 +121,8 @@ def _timed_rate(sizes: Sizes) -> float:
         num_mixtures=sizes.mixtures,
         e_step="hard" if sizes.e_step == "hard" else "soft",
     )
-    up, down = torch.nn.Linear(sizes.hidden, sizes.intermediate), torch.nn.Linear(sizes.intermediate, sizes.hidden)
+    up = torch.nn.Linear(sizes.hidden, sizes.intermediate)
+    down = torch.nn.Linear(sizes.intermediate, sizes.hidden)
     x = torch.randn(sizes.batch, sizes.length, sizes.hidden)
     seconds = []
     for _ in range(3):

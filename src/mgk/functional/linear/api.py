@@ -16,7 +16,7 @@ from mgk.functional.linear import reference
 from mgk.functional.linear.chunked import Chunked
 from mgk.functional.linear.feature_maps import FeatureMap
 from mgk.functional.linear.inputs import LinearInputs, validate_inputs
-from mgk.functional.validation import without_autocast
+from mgk.functional.validation import eager_in_old_graphs, without_autocast
 
 register("linear", reference.LinearReference(), Chunked())
 
@@ -33,6 +33,7 @@ class LinearState(NamedTuple):
     normaliser: Tensor
 
 
+@eager_in_old_graphs
 def linear_mixture_attention(
     query: Tensor,
     keys: Tensor,
@@ -42,6 +43,8 @@ def linear_mixture_attention(
     feature_map: FeatureMap = "elu",
     key_mask: Tensor | None = None,
     is_causal: bool = False,
+    window: None = None,
+    segment_ids: Tensor | None = None,
     initial_state: LinearState | tuple[Tensor, Tensor] | None = None,
     return_state: bool = False,
     backend: str = "auto",
@@ -49,28 +52,34 @@ def linear_mixture_attention(
     r"""h_i = phi(q_i)^T sum_jr pi_jr phi(k_jr) v_j^T / phi(q_i)^T sum_jr pi_jr phi(k_jr) (Eq. 14), in O(N).
 
     Args:
-        query: (B, H, L, D).
+        query: (B, Hq, L, D), Hq a multiple of H: query head h reads key head h // (Hq / H).
         keys: (B, H, M, S, D).
         value: (B, H, S, E).
         log_prior: log pi_jr, 4-D, broadcastable to (B, H, M, S), used as given. None: uniform, 1 / M.
         feature_map: phi: "elu", "favor", "dpfp", or a callable (..., D) -> (..., F) that acts on one token at a time.
         key_mask: bool (B, S), True takes part; a masked key touches neither numerator nor normaliser.
         is_causal: query i sees keys j <= i + (S - L).
-        initial_state: the state of the keys before these, as an earlier call returned it; every query sees it.
-        return_state: whether to return (output, state) with the state after all keys.
+        window: None: a state is a sum over all keys; a window raises.
+        segment_ids: int (B, S), for L <= S queries, the last positions. A segment is a maximal run of equal ids; a
+            query sees the keys of its own.
+        initial_state: the state of the keys before these, as an earlier call returned it; every query sees it, or
+            those of the first position's segment.
+        return_state: whether to return (output, state) with the state after all keys, or of the last segment.
         backend: "blockwise" (O(N), what "auto" takes) or "reference" (the L x S products, materialised).
 
     Returns:
-        (B, H, L, E), zeros for a query whose normaliser is 0; with ``return_state``, the state too.
+        (B, Hq, L, E), zeros for a query whose normaliser is 0; with ``return_state``, the state too.
     """
     validation.flag("return_state", return_state)
     validation.tensor("value", value, "BHSE")
     options: dict[str, Any] = {"feature_map": feature_map, "key_mask": key_mask, "is_causal": is_causal}
-    inputs = validate_inputs(query, keys, value, log_prior, initial_state=initial_state, **options)
+    options |= {"window": window, "segment_ids": segment_ids, "initial_state": initial_state}
+    inputs = validate_inputs(query, keys, value, log_prior, **options)
     out, state = attend(inputs, backend)
     return (out, state) if return_state else out
 
 
+@eager_in_old_graphs
 def linear_mixture_weights(
     query: Tensor,
     keys: Tensor,
@@ -79,28 +88,33 @@ def linear_mixture_weights(
     feature_map: FeatureMap = "elu",
     key_mask: Tensor | None = None,
     is_causal: bool = False,
+    segment_ids: Tensor | None = None,
 ) -> Tensor:
-    """A_ij = sum_r pi_jr phi(q_i) . phi(k_jr) / sum_j' sum_r pi_j'r phi(q_i) . phi(k_j'r) (Eq. 14): (B, H, L, S).
+    """A_ij = sum_r pi_jr phi(q_i) . phi(k_jr) / sum_j' sum_r pi_j'r phi(q_i) . phi(k_j'r) (Eq. 14): (B, Hq, L, S).
 
     The arguments are those of :func:`linear_mixture_attention`. Rows sum to 1; a query whose normaliser is 0 has a row
     of zeros.
     """
     options: dict[str, Any] = {"feature_map": feature_map, "key_mask": key_mask, "is_causal": is_causal}
+    options |= {"segment_ids": segment_ids}
     return weights(validate_inputs(query, keys, log_prior=log_prior, **options))
 
 
 def attend(inputs: LinearInputs, backend: str) -> tuple[Tensor, LinearState]:
-    """The output (B, H, L, E) of validated inputs, in the dtype of the values, and the state after all keys."""
+    """The output (B, Hq, L, E) of validated inputs, in the dtype of the values, and the state after all keys."""
     with without_autocast(inputs.value):
         sums, state = select("linear", inputs, backend).attention(inputs)
         out = masks.divide(sums[..., :-1], sums[..., -1:]).to(inputs.value.dtype)
+        if inputs.addend is not None:  # the last query sees every key, as the state does
+            out, state = out + inputs.addend, state + inputs.addend[:, :: inputs.group, -1:]
     return out, LinearState(state[..., :-1], state[..., -1])
 
 
 def weights(inputs: LinearInputs) -> Tensor:
-    """The position weights (B, H, L, S) of validated inputs, in the dtype of the values."""
+    """The position weights (B, Hq, L, S) of validated inputs, in the dtype of the values."""
     with without_autocast(inputs.value):
-        return reference.weights(inputs).to(inputs.value.dtype)
+        out = reference.weights(inputs).to(inputs.value.dtype)
+        return out if inputs.addend is None else out + inputs.addend
 
 
 @torch.no_grad()

@@ -5,13 +5,13 @@ Choromanski 2021). ``dpfp``: deterministic parameter-free projection (Schlag 202
 """
 
 from collections.abc import Callable
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from mgk.functional.backends import define_operator
-from mgk.variants import FeatureMapName
+from mgk.variants import CHOICES, FeatureMapName
 
 FeatureMap = FeatureMapName | Callable[[Tensor], Tensor]
 
@@ -20,7 +20,9 @@ _FAVOR_SEED = 0
 
 def elu_features(x: Tensor) -> Tensor:
     """phi(x) = elu(x) + 1 = max(x, 0) + exp(min(x, 0)), which keeps the precision of small features."""
-    return _EluFeatures.apply(x)
+    # torch.compile knows no jvp of a Function
+    function = _EluFeatures if torch.compiler.is_compiling() else _EluFeaturesWithTangent
+    return function.apply(x)
 
 
 class _EluFeatures(torch.autograd.Function):
@@ -40,6 +42,20 @@ class _EluFeatures(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         (features,) = ctx.saved_tensors
         return features.clamp_max(1.0) * grad
+
+
+class _EluFeaturesWithTangent(_EluFeatures):
+    """With forward-mode differentiation."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(output)
+        ctx.save_for_forward(output)
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor) -> Tensor:
+        (features,) = ctx.saved_tensors
+        return features.clamp_max(1.0) * tangent
 
 
 def dpfp_features(x: Tensor, nu: int = 1) -> Tensor:
@@ -90,9 +106,11 @@ def default_num_features(dim: int) -> int:
 
 def check(feature_map: Any) -> None:
     """``feature_map`` is a known name or can be called."""
-    names = get_args(FeatureMapName)
+    names = CHOICES["feature_map"]
     if feature_map not in names and not callable(feature_map):
-        raise ValueError(f"feature_map must be one of {', '.join(map(repr, names))} or a callable, got {feature_map!r}")
+        raise ValueError(
+            f"feature_map must be one of {', '.join(map(repr, names))} or a callable, got {feature_map!r}"
+        )
 
 
 def apply(feature_map: FeatureMap, x: Tensor, *, is_query: bool) -> Tensor:

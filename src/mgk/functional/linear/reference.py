@@ -5,6 +5,7 @@ from torch import Tensor
 from mgk.functional import masks
 from mgk.functional.backends import Backend
 from mgk.functional.linear.inputs import LinearInputs
+from mgk.functional.mixture.blocks import repeat_heads
 from mgk.functional.mixture.reference import weighted_sums
 
 
@@ -14,35 +15,49 @@ class LinearReference(Backend[LinearInputs]):
     name = "reference"
 
     def attention(self, inputs: LinearInputs) -> tuple[Tensor, Tensor]:
-        """Numerator and denominator (B, H, L, E + 1) of Eq. 14, and the state after all keys (B, H, F, E + 1)."""
+        """Numerator and denominator (B, Hq, L, E + 1) of Eq. 14, and the state after all keys (B, H, F, E + 1)."""
         phi_k, values = inputs.mixed_keys(), inputs.values_and_ones()
-        sums, state = _products(inputs.query, phi_k, inputs.is_causal) @ values, phi_k.mT @ values
+        sums = _products(inputs.query, phi_k, inputs) @ repeat_heads(values, inputs.group)
+        segments, num_queries = inputs.key_range.segments, inputs.query.shape[2]
+        if segments is None:
+            in_first, in_last, last_is_first = None, phi_k, None
+        else:
+            starts = segments[0]  # (B, S)
+            in_first = (starts[:, starts.shape[1] - num_queries :] == 0)[:, None, :, None]
+            is_last = starts == starts[:, -1:]
+            in_last = phi_k.where(is_last[:, None, :, None], 0.0)
+            last_is_first = (starts[:, -1:] == 0)[:, None, :, None]
+        state = in_last.mT @ values
         if inputs.state is None:
             return sums, state
-        return sums + inputs.query @ inputs.state, state + inputs.state
+        earlier = inputs.query @ repeat_heads(inputs.state, inputs.group)
+        if in_first is None or last_is_first is None:
+            return sums + earlier, state + inputs.state
+        return sums + earlier.where(in_first, 0.0), state + inputs.state.where(last_is_first, 0.0)
 
-    def statistics(self, inputs: LinearInputs, query_mask: Tensor | None, points: Tensor | None) -> list[Tensor]:
+    def statistics(
+        self, inputs: LinearInputs, query_mask: Tensor | None, points: Tensor | None
+    ) -> list[Tensor]:
         """N_jr = sum_i gamma_ijr."""
-        return weighted_sums(responsibilities(inputs), query_mask, points)
+        return weighted_sums(responsibilities(inputs), query_mask, points, inputs.group)
 
 
 def weights(inputs: LinearInputs) -> Tensor:
-    """A_ij = phi(q_i) . phibar_j / sum_j' phi(q_i) . phibar_j' (Eq. 14): (B, H, L, S)."""
-    products = _products(inputs.query, inputs.mixed_keys(), inputs.is_causal)
+    """A_ij = phi(q_i) . phibar_j / sum_j' phi(q_i) . phibar_j' (Eq. 14): (B, Hq, L, S)."""
+    products = _products(inputs.query, inputs.mixed_keys(), inputs)
     return masks.divide(products, products.sum(-1, keepdim=True))
 
 
 def responsibilities(inputs: LinearInputs) -> Tensor:
-    """gamma_ijr = pi_jr phi(q_i) . phi(k_jr) / sum_r' pi_jr' phi(q_i) . phi(k_jr') (B, H, M, L, S), 0 if masked."""
-    products = _products(inputs.query.unsqueeze(2), inputs.keys, inputs.is_causal)
+    """gamma_ijr = pi_jr phi(q_i) . phi(k_jr) / sum_r' pi_jr' phi(q_i) . phi(k_jr') (B, Hq, M, L, S), 0 if masked."""
+    products = _products(inputs.query.unsqueeze(2), inputs.keys, inputs)
     return masks.divide(products, products.sum(2, keepdim=True))
 
 
-def _products(phi_q: Tensor, phi_k: Tensor, is_causal: bool) -> Tensor:
-    """phi(q_i) . phi(k_j) (..., L, S), 0 beyond the causal diagonal."""
-    products = phi_q @ phi_k.mT
-    if not is_causal:
+def _products(phi_q: Tensor, phi_k: Tensor, inputs: LinearInputs) -> Tensor:
+    """phi(q_i) . phi(k_j) (B, Hq, ..., L, S), 0 for pairs that causality or segments exclude."""
+    products = phi_q @ repeat_heads(phi_k, inputs.group).mT
+    if inputs.key_range.is_whole:
         return products
-    num_queries, num_keys = products.shape[-2:]
-    causal = masks.causal_mask(num_queries, num_keys, products.device, offset=num_keys - num_queries)
-    return products.masked_fill(~causal, 0.0)
+    seen = inputs.key_range.mask(products.shape[-2], products.shape[-1], products.device)
+    return products.where(seen if products.ndim == 4 else seen.unsqueeze(2), 0.0)

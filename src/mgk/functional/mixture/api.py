@@ -1,6 +1,6 @@
 """Mixture attention: the public functions of Eq. 8 to 13."""
 
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
@@ -12,14 +12,40 @@ from mgk.functional.mixture.backends.blockwise import Blockwise
 from mgk.functional.mixture.backends.cpu import Cpu
 from mgk.functional.mixture.backends.sdpa import Sdpa
 from mgk.functional.mixture.em_statistics import MStep
-from mgk.functional.mixture.inputs import AttentionInputs, validate_inputs
+from mgk.functional.mixture.inputs import AttentionInputs, compute_dtype, validate_inputs
 from mgk.functional.mixture.reference import Eager, Reference
-from mgk.functional.validation import without_autocast
+from mgk.functional.validation import eager_in_old_graphs, without_autocast
 from mgk.variants import EStep, Kernel
+
+# (left, right), or one number for both ends
+Window = int | tuple[int | None, int | None] | None
 
 register("softmax", Reference(), Eager(), Blockwise(), Sdpa(), Cpu())
 
 
+@overload
+def mixture_attention(
+    query: Tensor,
+    keys: Tensor,
+    value: Tensor,
+    log_prior: Tensor | None = ...,
+    *,
+    return_lse: Literal[True],
+    **options: Any,
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def mixture_attention(
+    query: Tensor,
+    keys: Tensor,
+    value: Tensor,
+    log_prior: Tensor | None = ...,
+    *,
+    return_lse: bool = ...,
+    **options: Any,
+) -> Tensor: ...
+
+
+@eager_in_old_graphs  # type: ignore[misc]  # the overloads leave the options out
 def mixture_attention(
     query: Tensor,
     keys: Tensor,
@@ -31,36 +57,71 @@ def mixture_attention(
     e_step: EStep = "soft",
     attn_mask: Tensor | None = None,
     is_causal: bool = False,
+    window: Window = None,
+    segment_ids: Tensor | None = None,
     dropout_p: float = 0.0,
+    return_lse: bool = False,
     backend: str = "auto",
-) -> Tensor:
+) -> Tensor | tuple[Tensor, Tensor]:
     r"""h_i = sum_j A_ij v_j with A_ij = sum_r pi_jr e_ijr / sum_j' sum_r pi_j'r e_ij'r (Eq. 9 and 10).
 
     e_ijr = exp(-|q_i - k_jr|^2 / (2 sigma_jr^2)), or exp(q_i . k_jr / sigma_jr^2) for the dot kernel (Eq. 8).
 
     Args:
-        query: (B, H, L, D).
+        query: (B, Hq, L, D), Hq a multiple of H: query head h reads key head h // (Hq / H).
         keys: (B, H, M, S, D), the means of the M Gaussians of each of S positions.
         value: (B, H, S, E).
         log_prior: log pi_jr, 4-D, broadcastable to (B, H, M, S); -inf removes a component. None: uniform.
         variance: sigma_jr^2, a number or 4-D, broadcastable to (B, H, M, S). None: sqrt(D).
         kernel: "gaussian" (Eq. 9) or "dot" (Eq. 8).
         e_step: "soft", or "hard": max_r e_ijr in place of the sum over r (Eq. 12), which ignores the prior.
-        attn_mask: bool, True takes part, or an additive float; broadcastable to (B, H, L, S).
+        attn_mask: bool, True takes part, or an additive float; broadcastable to (B, Hq, L, S).
         is_causal: query i sees keys j <= i + (S - L).
+        window: (left, right), each an int or None: query i sees keys j with -left <= j - (i + S - L) <= right. An int
+            w is (w, w), or (w, 0) with ``is_causal``.
+        segment_ids: int (B, S), for L <= S queries, the last positions. A segment is a maximal run of equal ids; a
+            query sees the keys of its own.
         dropout_p: the probability of dropping a position weight A_ij; rows are not renormalised.
+        return_lse: whether to return (output, lse).
         backend: "auto" or a name from :func:`available_backends`.
 
     Returns:
-        (B, H, L, E), zeros for a query with no key left.
+        (B, Hq, L, E), zeros for a query with no key left. With ``return_lse`` also lse_i = log sum_jr pi_jr e_ijr
+        (B, Hq, L), float32 or float64, with exp(mask_ij) as a factor and 1 / M as the prior of None; hard: log sum_j
+        max_r e_ijr. It is -inf where no key is left. See :func:`merge_attention`.
     """
     validation.tensor("value", value, "BHSE")
-    options: dict[str, Any] = {"kernel": kernel, "e_step": e_step, "attn_mask": attn_mask, "is_causal": is_causal}
-    options |= {"log_prior": log_prior, "variance": variance, "dropout_p": dropout_p}
-    inputs = validate_inputs(query, keys, value, **options)
-    return _with_zero_gradient(attend(inputs, backend), log_prior, e_step)
+    options: dict[str, Any] = {"kernel": kernel, "e_step": e_step, "log_prior": log_prior, "variance": variance}
+    options |= {"attn_mask": attn_mask, "is_causal": is_causal, "window": window, "segment_ids": segment_ids}
+    inputs = validate_inputs(query, keys, value, dropout_p=dropout_p, return_lse=return_lse, **options)
+    return _results(inputs, backend, log_prior)
 
 
+@overload
+def shifted_mixture_attention(
+    query: Tensor,
+    key: Tensor,
+    shifts: Tensor,
+    value: Tensor,
+    log_prior: Tensor | None = ...,
+    *,
+    return_lse: Literal[True],
+    **options: Any,
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def shifted_mixture_attention(
+    query: Tensor,
+    key: Tensor,
+    shifts: Tensor,
+    value: Tensor,
+    log_prior: Tensor | None = ...,
+    *,
+    return_lse: bool = ...,
+    **options: Any,
+) -> Tensor: ...
+
+
+@eager_in_old_graphs  # type: ignore[misc]
 def shifted_mixture_attention(
     query: Tensor,
     key: Tensor,
@@ -73,13 +134,16 @@ def shifted_mixture_attention(
     e_step: EStep = "soft",
     attn_mask: Tensor | None = None,
     is_causal: bool = False,
+    window: Window = None,
+    segment_ids: Tensor | None = None,
     dropout_p: float = 0.0,
+    return_lse: bool = False,
     backend: str = "auto",
-) -> Tensor:
+) -> Tensor | tuple[Tensor, Tensor]:
     r"""h_i = sum_j A_ij v_j (Eq. 9, 10) with shifted keys k_jr = k_j + b_r: q.k is needed once for all r.
 
     Args:
-        query: (B, H, L, D).
+        query: (B, Hq, L, D), Hq a multiple of H.
         key: (B, H, S, D).
         shifts: b_r, (H, M, D).
         value: (B, H, S, E).
@@ -89,25 +153,30 @@ def shifted_mixture_attention(
         e_step: "soft" or "hard" (Eq. 12), which ignores the prior.
         attn_mask: bool, True takes part, or an additive float.
         is_causal: query i sees keys j <= i + (S - L).
+        window: (left, right) or an int, as for :func:`mixture_attention`.
+        segment_ids: int (B, S), as for :func:`mixture_attention`.
         dropout_p: the probability of dropping a position weight.
+        return_lse: whether to return (output, lse), lse (B, Hq, L) as for :func:`mixture_attention`.
         backend: "auto" or a name from :func:`available_backends`.
 
     Returns:
-        (B, H, L, E), zeros for a query with no key left.
+        (B, Hq, L, E), zeros for a query with no key left; with ``return_lse`` also the log-sum-exp.
     """
     for name, tensor, dims in (("key", key, "BHSD"), ("shifts", shifts, "HMD"), ("value", value, "BHSE")):
         validation.tensor(name, tensor, dims)
-    options: dict[str, Any] = {"kernel": kernel, "e_step": e_step, "attn_mask": attn_mask, "is_causal": is_causal}
+    options: dict[str, Any] = {"kernel": kernel, "e_step": e_step, "dropout_p": dropout_p}
+    options |= {"attn_mask": attn_mask, "is_causal": is_causal, "window": window, "segment_ids": segment_ids}
     options |= {"log_prior": _per_head_and_component(log_prior), "variance": _per_head_and_component(variance)}
-    inputs = validate_inputs(query, key.unsqueeze(2), value, shifts=shifts, dropout_p=dropout_p, **options)
+    inputs = validate_inputs(query, key.unsqueeze(2), value, shifts=shifts, return_lse=return_lse, **options)
     if kernel == "dot" and (not isinstance(inputs.variance, Tensor) or inputs.variance.shape[2] == 1):
         raise ValueError(
             "kernel='dot' needs a variance that depends on the component: with a common one the shifts cancel;"
             " give a variance of shape (H, M) or use kernel='gaussian'"
         )
-    return _with_zero_gradient(attend(inputs, backend), log_prior, e_step)
+    return _results(inputs, backend, log_prior)
 
 
+@eager_in_old_graphs
 def mixture_weights(
     query: Tensor,
     keys: Tensor,
@@ -118,16 +187,20 @@ def mixture_weights(
     e_step: EStep = "soft",
     attn_mask: Tensor | None = None,
     is_causal: bool = False,
+    window: Window = None,
+    segment_ids: Tensor | None = None,
 ) -> Tensor:
-    """A_ij = sum_r pi_jr e_ijr / sum_j' sum_r pi_j'r e_ij'r (Eq. 9; Eq. 12 when hard): (B, H, L, S), rows sum to 1.
+    """A_ij = sum_r pi_jr e_ijr / sum_j' sum_r pi_j'r e_ij'r (Eq. 9; Eq. 12 when hard): (B, Hq, L, S), rows sum to 1.
 
     The arguments are those of :func:`mixture_attention`. A query with no key left has a row of zeros.
     """
-    options: dict[str, Any] = {"kernel": kernel, "e_step": e_step, "attn_mask": attn_mask, "is_causal": is_causal}
-    inputs = validate_inputs(query, keys, log_prior=log_prior, variance=variance, **options)
-    return _with_zero_gradient(weights(inputs), log_prior, e_step)
+    options: dict[str, Any] = {"kernel": kernel, "e_step": e_step, "log_prior": log_prior, "variance": variance}
+    options |= {"attn_mask": attn_mask, "is_causal": is_causal, "window": window, "segment_ids": segment_ids}
+    inputs = validate_inputs(query, keys, **options)
+    return _with_zero_gradient(weights(inputs), log_prior if e_step == "hard" else None)
 
 
+@eager_in_old_graphs
 def responsibilities(
     query: Tensor,
     keys: Tensor,
@@ -138,18 +211,23 @@ def responsibilities(
     e_step: EStep = "soft",
     attn_mask: Tensor | None = None,
     is_causal: bool = False,
+    window: Window = None,
+    segment_ids: Tensor | None = None,
 ) -> Tensor:
-    """gamma_ijr = pi_jr e_ijr / sum_r' pi_jr' e_ijr' (Eq. 11), one-hot when hard: (B, H, L, M, S), 0 for masked pairs.
+    """gamma_ijr = pi_jr e_ijr / sum_r' pi_jr' e_ijr' (Eq. 11), one-hot when hard: (B, Hq, L, M, S), 0 if masked.
 
     The arguments are those of :func:`mixture_attention`.
     """
-    options: dict[str, Any] = {"kernel": kernel, "e_step": e_step, "attn_mask": attn_mask, "is_causal": is_causal}
-    inputs = validate_inputs(query, keys, log_prior=log_prior, variance=variance, **options)
+    options: dict[str, Any] = {"kernel": kernel, "e_step": e_step, "log_prior": log_prior, "variance": variance}
+    options |= {"attn_mask": attn_mask, "is_causal": is_causal, "window": window, "segment_ids": segment_ids}
+    inputs = validate_inputs(query, keys, **options)
     with without_autocast(query):
-        return reference.responsibilities(inputs).transpose(2, 3).to(inputs.query.dtype)
+        gamma = reference.responsibilities(inputs.for_responsibilities())
+        return gamma.transpose(2, 3).to(inputs.query.dtype)
 
 
 @torch.no_grad()
+@eager_in_old_graphs
 def m_step(
     query: Tensor,
     keys: Tensor,
@@ -160,35 +238,67 @@ def m_step(
     e_step: EStep = "soft",
     attn_mask: Tensor | None = None,
     is_causal: bool = False,
+    window: Window = None,
+    segment_ids: Tensor | None = None,
     query_mask: Tensor | None = None,
+    update_keys: bool = True,
 ) -> MStep:
     """N_jr = sum_i gamma_ijr, pi_jr = N_jr / N_j, and the means and variances of Eq. 13.
 
     Variances have the 1/D of D dimensions. Needs no N x N memory; outside autograd.
-    ``query_mask`` (B, L), True takes part, excludes padding. Without evidence (N_jr = 0)
-    prior, key and variance keep their values. Other arguments: :func:`mixture_attention`.
+
+    Args:
+        query_mask: bool (B, L), True takes part: excludes padding.
+        update_keys: whether keys are updated, and the variance is the one about the new keys, sum_i gamma_ijr
+            |q_i - k_jr^new|^2 / (D N_jr). False: keys stay as given, and the variance is the one about them: what to
+            take where the variance is updated alone, as the smaller one would lower the likelihood.
+
+    Returns:
+        Without evidence (N_jr = 0) key and variance as given; where a position has none at all (N_j = 0) the prior as
+        given, normalised over r, 0 where every component is removed. All have the H heads of the keys: sums go over
+        all query heads of a group. Other arguments: :func:`mixture_attention`.
     """
-    options: dict[str, Any] = {"kernel": kernel, "e_step": e_step, "attn_mask": attn_mask, "is_causal": is_causal}
-    inputs = validate_inputs(query, keys, log_prior=log_prior, variance=variance, **options)
+    validation.flag("update_keys", update_keys)
+    options: dict[str, Any] = {"kernel": kernel, "e_step": e_step, "log_prior": log_prior, "variance": variance}
+    options |= {"attn_mask": attn_mask, "is_causal": is_causal, "window": window, "segment_ids": segment_ids}
+    inputs = validate_inputs(query, keys, **options)
     mask = validation.token_mask("query_mask", query_mask, query, query.shape[2], "BL")
-    return em_statistics.m_step(inputs, mask, log_prior)
+    return em_statistics.m_step(inputs, mask, log_prior, update_keys=update_keys)
 
 
-def attend(inputs: AttentionInputs, backend: str) -> Tensor:
-    """The output (B, H, L, E) of validated inputs, in the dtype of the query; zeros without keys."""
-    query, value = inputs.query, inputs.value
+def attend(inputs: AttentionInputs, backend: str) -> tuple[Tensor, Tensor | None]:
+    """The output (B, Hq, L, E) of validated inputs, in the dtype of the query, zeros without keys; and the lse."""
+    query, value, inputs = inputs.query, inputs.value, inputs.with_seen_keys()
     with without_autocast(query):
         chosen = select("softmax", inputs, backend)
         if 0 in query.shape or 0 in value.shape:
-            return query.sum(-1, keepdim=True).mul(0.0).expand(*query.shape[:3], value.shape[-1])
-        out: Tensor = chosen.attention(inputs)
-        return out.to(query.dtype)
+            out = _with_zero_gradient(query.new_zeros(*query.shape[:3], value.shape[-1]), *inputs)
+            lse = None
+            if inputs.return_lse and inputs.num_keys:
+                lse = reference.attention(inputs)[1]
+            elif inputs.return_lse:
+                lse = _with_zero_gradient(query.new_zeros(query.shape[:3]), *inputs) - torch.inf
+            return out, lse if lse is None else lse.to(compute_dtype(query))
+        cleaned, addend = (inputs, None) if chosen.skips_dead_keys(inputs) else inputs.cleaned()
+        out, lse = chosen.attention(cleaned)
+        if addend is not None:
+            out, lse = out + addend, lse if lse is None else lse + addend.squeeze(-1)
+        return out.to(query.dtype), None if lse is None else lse.to(compute_dtype(query))
+
+
+def _results(inputs: AttentionInputs, backend: str, log_prior: Tensor | None) -> Tensor | tuple[Tensor, Tensor]:
+    """What an attention function returns."""
+    out, lse = attend(inputs, backend)
+    out = _with_zero_gradient(out, log_prior if inputs.e_step == "hard" else None)
+    return out if lse is None else (out, lse)
 
 
 def weights(inputs: AttentionInputs) -> Tensor:
-    """The position weights (B, H, L, S) of validated inputs, in the dtype of the query."""
+    """The position weights (B, Hq, L, S) of validated inputs, in the dtype of the query."""
     with without_autocast(inputs.query):
-        return reference.weights(inputs).to(inputs.query.dtype)
+        cleaned, addend = inputs.cleaned()
+        out = reference.weights(cleaned).to(inputs.query.dtype)
+        return out if addend is None else out + addend
 
 
 def _per_head_and_component(value: Any) -> Any:
@@ -196,9 +306,10 @@ def _per_head_and_component(value: Any) -> Any:
     return value[None, :, :, None] if isinstance(value, Tensor) and value.ndim == 2 else value
 
 
-def _with_zero_gradient(out: Tensor, log_prior: Tensor | None, e_step: str) -> Tensor:
-    """The output with the prior in its graph: a hard E-step ignores it, and its gradient is zeros, not None."""
-    if e_step == "soft" or log_prior is None or not log_prior.requires_grad:
-        return out
-    zeros = torch.zeros_like(log_prior).where(torch.ones_like(log_prior, dtype=torch.bool), log_prior)
-    return out + zeros.sum().to(out.dtype)
+def _with_zero_gradient(out: Tensor, *unused: object) -> Tensor:
+    """The output with tensors that it does not depend on in its graph: their gradient is zeros, not None."""
+    for x in unused:
+        if isinstance(x, Tensor) and x.requires_grad:
+            zeros = torch.zeros_like(x).where(torch.ones_like(x, dtype=torch.bool), x)
+            out = out + zeros.sum().to(out.dtype)
+    return out

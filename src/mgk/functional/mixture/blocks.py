@@ -1,13 +1,14 @@
-"""Blocks of the score matrix that fit a cache, for everything that works without N x N memory."""
+"""Blocks of the score matrix that fit a cache."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from math import isqrt
 
 import torch
 from torch import Tensor
 
 from mgk.functional import masks
-from mgk.functional.mixture.features import ScoreFeatures
+from mgk.functional.masks import KeyRange
+from mgk.functional.mixture.features import ForwardResult, OperatorInputs, ScoreFeatures
 
 # Scores of a block: on the CPU 4 MB of float32 stay in the cache with two or three temporaries; other devices need
 # larger pieces of work.
@@ -17,20 +18,15 @@ SCORES_PER_BLOCK_ELSEWHERE = 2**25
 
 def block_length(features: ScoreFeatures) -> int:
     """The side of a square block, a power of two from 32 to 4,096, by the number of batches, heads and components."""
-    batch, heads, mixtures, _ = features.key_bias.shape
+    batch, heads = features.query.shape[:2]
     budget = SCORES_PER_BLOCK.get(features.query.device.type, SCORES_PER_BLOCK_ELSEWHERE)
-    side = isqrt(max(1, budget // max(1, batch * heads * mixtures)))
+    side = isqrt(max(1, budget // max(1, batch * heads * features.key_bias.shape[2])))
     return min(4096, max(32, 1 << (side.bit_length() - 1)))
 
 
-def blocks(features: ScoreFeatures, is_causal: bool) -> Iterator[tuple[slice, list[slice]]]:
-    """Each block of queries with its blocks of keys, without those beyond the causal diagonal."""
-    side = block_length(features)
-    num_queries, num_keys = features.query.shape[2], features.key_bias.shape[3]
-    for start in range(0, num_queries, side):
-        stop = min(start + side, num_queries)
-        last_key = min(num_keys, stop + num_keys - num_queries) if is_causal else num_keys
-        yield slice(start, stop), [slice(key, min(key + side, last_key)) for key in range(0, last_key, side)]
+def blocks(features: ScoreFeatures, key_range: KeyRange) -> Iterator[tuple[slice, list[slice]]]:
+    """Each block of queries with its blocks of keys, without those that no query of it sees."""
+    return key_range.blocks(features.query.shape[2], features.key_bias.shape[3], block_length(features))
 
 
 def block_number(features: ScoreFeatures, queries: slice, keys: slice) -> int:
@@ -40,11 +36,14 @@ def block_number(features: ScoreFeatures, queries: slice, keys: slice) -> int:
     return (queries.start // side) * per_row + keys.start // side
 
 
-def block_scores(features: ScoreFeatures, mask: Tensor | None, is_causal: bool, queries: slice, keys: slice) -> Tensor:
-    """s_ijr of a block of queries and a block of keys, -inf where excluded: (B, H, M, l, s)."""
-    key_bias = features.key_bias[:, :, :, None, keys]
-    q, k = features.query[:, :, None, queries], features.keys[:, :, :, keys]
-    # the gradients of score_affine accumulate the error of these sums over features: two partial sums halve it
+def block_scores(
+    features: ScoreFeatures, mask: Tensor | None, key_range: KeyRange, queries: slice, keys: slice
+) -> Tensor:
+    """s_ijr of a block of queries and a block of keys, -inf where excluded: (B, Hq, M, l, s)."""
+    group = features.group
+    key_bias = repeat_heads(features.key_bias[:, :, :, None, keys], group)
+    q, k = features.query[:, :, None, queries], repeat_heads(features.keys[:, :, :, keys], group)
+    # two partial sums halve the error, which the gradients of score_affine accumulate
     num_parts = 1 if features.score_affine is None else 2
     parts = zip(q.chunk(num_parts, -1), k.chunk(num_parts, -1), strict=True)
     if features.query_bias is not None:
@@ -58,26 +57,93 @@ def block_scores(features: ScoreFeatures, mask: Tensor | None, is_causal: bool, 
             flat_query = q_part.expand(*shape[:4], -1).flatten(0, 2)
             scores = torch.baddbmm(scores, flat_query, k_part.flatten(0, 2).mT)
         scores = scores.view(shape)
-    addend = _mask_addend(features, mask, is_causal, queries, keys)
-    return scores if addend is None else scores.add_(addend.unsqueeze(2))
+    addend = _mask_addend(features, mask, key_range, queries, keys)
+    if addend is None:
+        return scores
+    is_float = mask is not None and mask.is_floating_point()
+    return masks.add(scores, addend.unsqueeze(2)) if is_float else scores.add_(addend.unsqueeze(2))
+
+
+def attention_tangent(
+    inputs: OperatorInputs,
+    tangents: OperatorInputs,
+    result: ForwardResult,
+    dropout_factors: Callable[[Tensor, slice, slice], Tensor] | None,
+) -> tuple[Tensor, Tensor]:
+    """dh_i = sum_j dA_ij v_j + A_ij dv_j with dA_ij = sum_r P_ijr (ds_ijr - sum_j'r' P_ij'r' ds_ij'r').
+
+    The sum over j' and r' is that of the lse. P_ijr = exp(s_ijr - row_max_i) / row_sum_i. Tangents are None where they
+    are 0. No operation is in place: torch.func may add dimensions to any tangent.
+    """
+    features, value, mask, _, _, options = inputs
+    group, key_range = features.group, inputs.key_range
+    rows, means = [], []
+    for queries, key_blocks in blocks(features, key_range):
+        out = result.out[:, :, queries]
+        row_max = result.row_max[:, :, None, queries, None]
+        numerator, mean = torch.zeros_like(out), torch.zeros_like(out[..., :1])
+        for keys in key_blocks:
+            scores = block_scores(features, mask, key_range, queries, keys)
+            d_scores = _block_tangent(features, tangents, scores, queries, keys)
+            if options.is_hard:
+                scores, winner = scores.max(2, keepdim=True)
+                d_scores = d_scores.gather(2, winner)
+            weights = (scores - row_max).exp() / result.row_sum[:, :, None, queries, None]
+            d_weights = (weights * d_scores).sum(2)
+            mean = mean + d_weights.sum(-1, keepdim=True)
+            weights = weights.sum(2)
+            if dropout_factors is not None:
+                factors = dropout_factors(weights, queries, keys)
+                weights, d_weights = weights * factors, d_weights * factors
+            numerator = numerator + d_weights @ repeat_heads(value[:, :, keys], group)
+            if tangents.value is not None:
+                numerator = numerator + weights @ repeat_heads(tangents.value[:, :, keys], group)
+        rows.append(numerator - mean * out)
+        means.append(mean.squeeze(-1))
+    return torch.cat(rows, 2), torch.cat(means, 2)
+
+
+def _block_tangent(
+    features: ScoreFeatures, tangents: OperatorInputs, scores: Tensor, queries: slice, keys: slice
+) -> Tensor:
+    """ds_ijr of a block (B, Hq, M, l, s)."""
+    of, group = tangents.features, features.group
+    total = torch.zeros_like(scores)
+    if of.query is not None:
+        total = total + of.query[:, :, None, queries] @ repeat_heads(features.keys[:, :, :, keys], group).mT
+    if of.keys is not None:
+        total = total + features.query[:, :, None, queries] @ repeat_heads(of.keys[:, :, :, keys], group).mT
+    if of.query_bias is not None:
+        total = total + of.query_bias[:, :, :, queries, None]
+    if of.key_bias is not None:
+        total = total + repeat_heads(of.key_bias[:, :, :, None, keys], group)
+    if of.score_affine is not None:
+        factor, addend = of.score_affine.to(scores.dtype)[..., queries, None]
+        total = total + factor * scores.masked_fill(scores == -torch.inf, 0.0) + addend
+    if tangents.mask is not None:
+        total = total + block_of_mask(tangents.mask, queries, keys).unsqueeze(2)
+    return total
+
+
+def repeat_heads(x: Tensor, group: int) -> Tensor:
+    """(B, H, ...) with each head for the query heads that read it: (B, Hq, ...)."""
+    return x if group == 1 else x.repeat_interleave(group, 1)
 
 
 def block_of_mask(mask: Tensor, queries: slice, keys: slice) -> Tensor:
-    """A view of the mask (B, H, L, S), any of them 1, over a block."""
+    """A view of the mask (B, Hq, L, S), any of them 1, over a block."""
     return mask[:, :, queries if mask.shape[2] > 1 else slice(None), keys if mask.shape[3] > 1 else slice(None)]
 
 
 def _mask_addend(
-    features: ScoreFeatures, mask: Tensor | None, is_causal: bool, queries: slice, keys: slice
+    features: ScoreFeatures, mask: Tensor | None, key_range: KeyRange, queries: slice, keys: slice
 ) -> Tensor | None:
-    """The addend of a block's scores, broadcastable to (B, H, l, s): 0, -inf, or a float mask's value."""
-    offset = features.key_bias.shape[3] - features.query.shape[2]
+    """The addend of a block's scores, broadcastable to (B, Hq, l, s): 0, -inf, or a float mask's value."""
+    sizes = (features.query.shape[2], features.key_bias.shape[3])
     if mask is not None:
         mask = block_of_mask(mask, queries, keys)
-    if is_causal and keys.stop - 1 > queries.start + offset:  # the block reaches beyond the diagonal
-        sizes = (queries.stop - queries.start, keys.stop - keys.start)
-        first = {"first_query": queries.start, "first_key": keys.start}
-        mask = masks.join(mask, masks.causal_mask(*sizes, features.query.device, **first, offset=offset)[None, None])
+    if not key_range.is_whole_in(queries, keys, *sizes):
+        mask = masks.join(mask, key_range.mask(*sizes, features.query.device, queries, keys))
     if mask is None or mask.dtype != torch.bool:
         return mask
     return torch.zeros_like(mask, dtype=features.query.dtype).masked_fill_(~mask, -torch.inf)

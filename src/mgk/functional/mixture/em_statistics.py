@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mgk.functional.backends import Task, select
 from mgk.functional.masks import divide
-from mgk.functional.mixture.inputs import AttentionInputs
+from mgk.functional.mixture.inputs import AttentionInputs, finest_dtype
 from mgk.functional.validation import without_autocast
 
 VARIANCE_FLOOR = 1e-6
@@ -22,9 +22,9 @@ class MStep(NamedTuple):
 
     Attributes:
         counts: N_jr (B, H, M, S).
-        prior: pi_jr = N_jr / sum_r N_jr (B, H, M, S).
-        keys: k_jr^new (B, H, M, S, D).
-        variance: (sigma_jr^2)^new, with the 1/D of an isotropic Gaussian (B, H, M, S).
+        prior: pi_jr = N_jr / sum_r N_jr (B, H, M, S); where a position has no query, the given prior, normalised.
+        keys: k_jr^new (B, H, M, S, D), or the given ones.
+        variance: (sigma_jr^2)^new about ``keys``, with the 1/D of an isotropic Gaussian (B, H, M, S).
     """
 
     counts: Tensor
@@ -34,7 +34,10 @@ class MStep(NamedTuple):
 
 
 class Moments(NamedTuple):
-    """Sums over the queries, weighted by the responsibilities, of points x_i = q_i - centre."""
+    """Sums over the queries, weighted by the responsibilities, of points x_i = q_i - centre.
+
+    In float64 where the device has it: variances are small differences of the second and the first moments.
+    """
 
     counts: Tensor  # sum_i gamma_ijr (B, H, M, S)
     first: Tensor  # sum_i gamma_ijr x_i (B, H, M, S, D)
@@ -45,24 +48,31 @@ class Moments(NamedTuple):
 @torch.no_grad()
 def counts(inputs: AttentionInputs, query_mask: Tensor | None = None, backend: str = "auto") -> Tensor:
     """N_jr = sum_i gamma_ijr (B, H, M, S), over the queries of ``query_mask`` (B, L) and the pairs that masks admit."""
-    return _statistics(inputs.with_key_mask_in_prior().at_full_precision(), query_mask, None, backend)[0]
+    inputs = inputs.for_responsibilities().with_key_mask_in_prior().at_full_precision()
+    return _statistics(inputs, query_mask, None, backend)[0].to(inputs.query.dtype)
 
 
 @torch.no_grad()
 def moments(inputs: AttentionInputs, query_mask: Tensor | None = None, backend: str = "auto") -> Moments:
     """The counts with the first and second moments of the queries about the mean key."""
-    inputs = inputs.with_key_mask_in_prior().at_full_precision().with_expanded_keys()
-    centre = inputs.centre()
-    counts, first, second = _statistics(inputs, query_mask, inputs.query - centre, backend)
+    inputs = inputs.for_responsibilities().with_key_mask_in_prior().at_full_precision()
+    centre = inputs.centre().to(finest_dtype(inputs.query))
+    points = inputs.query - centre.repeat_interleave(inputs.group, 1)
+    counts, first, second = _statistics(inputs, query_mask, points, backend)
     return Moments(counts, first, second, centre)
 
 
 @torch.no_grad()
 def squared_distances(inputs: AttentionInputs, sums: Moments) -> Tensor:
-    """sum_i gamma_ijr |q_i - k_jr|^2 (B, H, M, S), the numerator of the variance about the present keys."""
-    keys = inputs.at_full_precision().with_expanded_keys().keys - sums.centre.unsqueeze(2)
+    """sum_i gamma_ijr |q_i - k_jr|^2 (B, H, M, S), the numerator of the variance about the present keys.
+
+    0 where there is no query, whatever the key holds.
+    """
+    keys = inputs.keys - sums.centre.unsqueeze(2)
+    if inputs.shifts is not None:
+        keys = keys + inputs.shifts[None, :, :, None]
     distances = sums.second - 2 * (sums.first * keys).sum(-1) + sums.counts * keys.square().sum(-1)
-    return distances.clamp_min(0.0)
+    return distances.clamp_min(0.0).masked_fill(sums.counts == 0, 0.0)
 
 
 def m_step(
@@ -70,26 +80,44 @@ def m_step(
     query_mask: Tensor | None = None,
     log_prior: Tensor | None = None,
     backend: str = "auto",
+    update_keys: bool = True,
 ) -> MStep:
     """N_jr = sum_i gamma_ijr, pi = N_jr / N_j, k = sum_i gamma q_i / N_jr, sigma^2 = sum_i gamma |q_i - k|^2 / D N_jr.
 
     Eq. 13, with the 1/D of an isotropic Gaussian in D dimensions. Without evidence the result is the old key and
     variance and the prior of ``log_prior``.
     """
-    inputs = inputs.at_full_precision().with_expanded_keys()
     sums = moments(inputs, query_mask, backend)
-    counts, shape = sums.counts, sums.counts.shape
-    seen, per_position = counts > 0, counts.sum(2, keepdim=True)
-    mean = divide(sums.first, counts.unsqueeze(-1))
-    variance = (divide(sums.second, counts) - mean.square().sum(-1)) / mean.shape[-1]
-    old_prior = torch.full_like(counts, 1 / shape[2]) if log_prior is None else log_prior.softmax(2).expand(shape)
-    old_variance = torch.as_tensor(inputs.variance, dtype=counts.dtype, device=counts.device).expand(shape)
+    given = inputs.at_full_precision().keys
+    if inputs.shifts is not None:
+        given = given + inputs.shifts[None, :, :, None].to(given.dtype)
+    dtype, shape = given.dtype, sums.counts.shape
+    seen, per_position = sums.counts > 0, sums.counts.sum(2, keepdim=True)
+    mean = divide(sums.first, sums.counts.unsqueeze(-1))
+    if update_keys:
+        squared = divide(sums.second, sums.counts) - mean.square().sum(-1)
+        keys = torch.where(seen.unsqueeze(-1), (mean + sums.centre.unsqueeze(2)).to(dtype), given)
+    else:
+        squared, keys = divide(squared_distances(inputs, sums), sums.counts), given
+    variance = (squared / mean.shape[-1]).clamp_min(VARIANCE_FLOOR).to(dtype)
+    old_variance = torch.as_tensor(inputs.variance, dtype=dtype, device=given.device).expand(shape)
+    counts = sums.counts.to(dtype)
     return MStep(
         counts=counts,
-        prior=torch.where(per_position > 0, divide(counts, per_position), old_prior),
-        keys=torch.where(seen.unsqueeze(-1), mean + sums.centre.unsqueeze(2), inputs.keys),
-        variance=torch.where(seen, variance.clamp_min(VARIANCE_FLOOR), old_variance),
+        prior=torch.where(
+            per_position > 0, divide(sums.counts, per_position).to(dtype), _prior(log_prior, counts)
+        ),
+        keys=keys,
+        variance=torch.where(seen, variance, old_variance),
     )
+
+
+def _prior(log_prior: Tensor | None, counts: Tensor) -> Tensor:
+    """The given prior (B, H, M, S), normalised over r; uniform if None; 0 where every component is removed."""
+    if log_prior is None:
+        return torch.full_like(counts, 1 / counts.shape[2])
+    prior = log_prior.to(counts.dtype).expand(counts.shape)
+    return prior.softmax(2).masked_fill((prior == -torch.inf).all(2, keepdim=True), 0.0)
 
 
 def _statistics(
@@ -99,5 +127,5 @@ def _statistics(
     if inputs.num_scores == 0:  # blocks and kernels need at least one score
         backend = "auto"
     with without_autocast(inputs.query):
-        sums = select("softmax", inputs, backend, task).statistics(inputs, query_mask, points)
-    return [x.to(inputs.query.dtype) for x in sums]
+        sums: list[Tensor] = select("softmax", inputs, backend, task).statistics(inputs, query_mask, points)
+    return sums

@@ -21,19 +21,25 @@ import torch
 from torch import Tensor
 
 from mgk.functional.backends import Backend, define_operator, library
-from mgk.functional.mixture.inputs import LOG_ZERO, AttentionInputs, finest_dtype, needs_grad
-from mgk.functional.validation import without_autocast
+from mgk.functional.masks import KeyRange
+from mgk.functional.mixture.inputs import LOG_ZERO, AttentionInputs, finest_dtype
+from mgk.functional.validation import needs_grad, without_autocast
 
 
 class ScoreFeatures(NamedTuple):
     """s_ijr = query_i . keys_jr + query_bias_ir + key_bias_jr."""
 
-    query: Tensor  # (B, H, L, F)
+    query: Tensor  # (B, Hq, L, F)
     keys: Tensor  # (B, H, M, S, F), or (B, H, 1, S, F) if all components share the product
-    query_bias: Tensor | None  # (B, H, M, L)
+    query_bias: Tensor | None  # (B, Hq, M, L)
     key_bias: Tensor  # (B, H, M, S)
-    # a = 1 and b = 0 (2, B, H, M, L), in the finest dtype: for their gradients, where a variance is learned
+    # a = 1 and b = 0 (2, B, Hq, M, L), in the finest dtype: for their gradients, where a variance is learned
     score_affine: Tensor | None = None
+
+    @property
+    def group(self) -> int:
+        """Hq / H."""
+        return self.query.shape[1] // self.key_bias.shape[1]
 
 
 def score_features(inputs: AttentionInputs, with_affine: bool = False) -> ScoreFeatures:
@@ -42,12 +48,53 @@ def score_features(inputs: AttentionInputs, with_affine: bool = False) -> ScoreF
     Then they are made in float64: the gradient of sigma^2 sums what flows back through
     them, so their rounding must not add to that of the scores.
     """
+    folded = inputs.with_folded_groups()
     if not needs_grad(inputs.variance):
-        return _features(inputs)
-    exact = inputs.in_dtype(finest_dtype(inputs.query))
+        return _unfolded(_features(folded), inputs)
+    exact = folded.in_dtype(finest_dtype(inputs.query))
     features = _with_affine(exact) if with_affine and _is_affine(inputs) else _features(exact)
     rounded = ScoreFeatures._make(x if x is None else x.to(inputs.query.dtype) for x in features)
-    return rounded._replace(score_affine=features.score_affine)
+    return _unfolded(rounded._replace(score_affine=features.score_affine), inputs)
+
+
+def _unfolded(features: ScoreFeatures, inputs: AttentionInputs) -> ScoreFeatures:
+    """The features of folded groups, (B, H, G L, ...), with Hq query heads, (B, Hq, L, ...)."""
+    if inputs.group == 1:
+        return features
+
+    def unfolded(x: Tensor) -> Tensor:  # (..., H, M, G L) -> (..., Hq, M, L)
+        return x.unflatten(-1, (inputs.group, -1)).movedim(-2, -3).flatten(-4, -3)
+
+    bias, affine = features.query_bias, features.score_affine
+    return features._replace(
+        query=features.query.reshape(*inputs.query.shape[:3], -1),
+        query_bias=None if bias is None else unfolded(bias),
+        score_affine=None if affine is None else unfolded(affine),
+    )
+
+
+def row_term(inputs: AttentionInputs) -> Tensor:
+    """The term of i alone that the features leave out of the scores, for a log-sum-exp: (B, Hq, L)."""
+    folded = inputs.with_folded_groups()
+    if inputs.kernel == "dot":
+        return inputs.query.new_zeros(inputs.query.shape[:3])
+    if inputs.has_common_variance:
+        variance = inputs.variance
+        sigma2 = variance.squeeze(-1) if isinstance(variance, Tensor) else variance  # (B, H, 1)
+        term = -_half_norms(folded) / sigma2
+    else:
+        term = -_half_norms(folded) * _common_inverse(folded).squeeze(-1)
+    return term.reshape(inputs.query.shape[:3])
+
+
+def _half_norms(inputs: AttentionInputs) -> Tensor:
+    """|q_i - c|^2 / 2 (B, H, L), c the point that the features are relative to."""
+    if inputs.shifts is not None and inputs.has_common_variance:
+        points = inputs.query - inputs.centre() - inputs.shifts.detach().mean(1, keepdim=True)
+    else:
+        expanded = inputs.with_expanded_keys()
+        points = expanded.query - expanded.centre()
+    return points.square().sum(-1) / 2
 
 
 def _is_affine(inputs: AttentionInputs) -> bool:
@@ -121,15 +168,18 @@ def _common_inverse(inputs: AttentionInputs) -> Tensor:
     No gradient flows through it: what it removes from the scores is of i alone.
     """
     variance = torch.as_tensor(inputs.variance).detach()
-    return 1 / variance.amax(2, keepdim=True) if variance.shape[3] == 1 else torch.zeros_like(variance[:, :, :1, :1])
+    return (
+        1 / variance.amax(2, keepdim=True)
+        if variance.shape[3] == 1
+        else torch.zeros_like(variance[:, :, :1, :1])
+    )
 
 
 def _left_out(inputs: AttentionInputs) -> Tensor:
     """y_i = -|q_i - c|^2 / 2 min_r 1 / sigma_r^2, of i alone, which the features leave out of the scores."""
     if inputs.kernel == "dot" or inputs.has_common_variance:
         return inputs.query.new_zeros(*inputs.query.shape[:2], 1, 1)
-    half_norm = (inputs.query - inputs.with_expanded_keys().centre()).square().sum(-1) / 2  # (B, H, L)
-    return -half_norm.unsqueeze(2) * _common_inverse(inputs)
+    return -_half_norms(inputs).unsqueeze(2) * _common_inverse(inputs)
 
 
 def _shifted(inputs: AttentionInputs) -> ScoreFeatures:
@@ -138,25 +188,30 @@ def _shifted(inputs: AttentionInputs) -> ScoreFeatures:
     mean_shift = inputs.shifts.detach().mean(1, keepdim=True)  # (H, 1, D)
     keys = inputs.keys - centre.unsqueeze(2)
     shifts = inputs.shifts - mean_shift
-    query = (inputs.query - (centre + mean_shift)) / inputs.variance
+    query = (inputs.query - centre - mean_shift) / inputs.variance
     along_keys = _along_shifts(keys.squeeze(2), shifts, inputs.is_hard)
     norms = keys.square().sum(-1) + shifts.square().sum(-1)[None, :, :, None]
     half_norm = norms / 2 + along_keys  # |k_j + b_r|^2 / 2
-    return ScoreFeatures(query, keys, _along_shifts(query, shifts, inputs.is_hard), -half_norm / inputs.variance)
+    return ScoreFeatures(
+        query, keys, _along_shifts(query, shifts, inputs.is_hard), -half_norm / inputs.variance
+    )
 
 
 def _along_shifts(x: Tensor, shifts: Tensor, may_tie: bool) -> Tensor:
     """x_i . b_r (B, H, M, L), of x (B, H, L, D) and shifts (H, M, D)."""
-    if may_tie:  # a product for each r: in one product equal shifts may round differently, and a tie would be lost
+    if (
+        may_tie
+    ):  # a product for each r: in one product equal shifts may round differently, and a tie would be lost
         return torch.stack([(x @ shifts[:, r, :, None]).squeeze(-1) for r in range(shifts.shape[1])], 2)
     return (x @ shifts.mT).transpose(2, 3)
 
 
 class Options(NamedTuple):
-    """The options of an operator."""
+    """The options of an operator; ``left`` and ``right`` are those of a ``KeyRange``."""
 
     is_hard: bool
-    is_causal: bool
+    left: int | None
+    right: int | None
     dropout_p: float
 
 
@@ -165,9 +220,15 @@ class OperatorInputs(NamedTuple):
 
     features: ScoreFeatures
     value: Tensor  # (B, H, S, E)
-    mask: Tensor | None  # broadcastable to (B, H, L, S)
+    mask: Tensor | None  # broadcastable to (B, Hq, L, S)
     seed: Tensor | None  # of dropout (1,)
+    segments: Tensor | None  # of a ``KeyRange`` (2, B, S)
     options: Options
+
+    @property
+    def key_range(self) -> KeyRange:
+        """Causality, window and segments."""
+        return KeyRange(self.options.left, self.options.right, self.segments)
 
 
 class ForwardResult(NamedTuple):
@@ -176,9 +237,11 @@ class ForwardResult(NamedTuple):
     The two are not joined to a log-sum-exp: rounded to float32 it would be less precise than the weights are.
     """
 
-    out: Tensor  # h (B, H, L, E)
-    row_max: Tensor  # max_jr s_ijr (B, H, L), in the backend's own units; +inf for a query with no key left
-    row_sum: Tensor  # sum_jr exp(s_ijr - row_max_i) (B, H, L); 1 for a query with no key left
+    out: Tensor  # h (B, Hq, L, E)
+    row_max: Tensor  # max_jr s_ijr (B, Hq, L), in the backend's own units; +inf for a query with no key left
+    row_sum: Tensor  # sum_jr exp(s_ijr - row_max_i) (B, Hq, L); 1 for a query with no key left
+    # log sum_jr exp(s_ijr) (B, Hq, L); -inf for a query with no key left; not kept for the backward
+    lse: Tensor | None = None
 
 
 # of the features, the values and the mask; None where there is nothing to differentiate
@@ -187,7 +250,7 @@ Gradients = tuple[ScoreFeatures, Tensor, Tensor | None]
 _FEATURES = "Tensor query, Tensor keys, Tensor? query_bias, Tensor key_bias"
 _INPUTS = (
     f"{_FEATURES}, Tensor? score_affine, Tensor value, Tensor? mask, Tensor? seed,"
-    " bool is_hard, bool is_causal, float dropout_p"
+    " Tensor? segments, bool is_hard, int? left, int? right, float dropout_p"
 )
 
 
@@ -201,59 +264,86 @@ class OperatorBackend(Backend[AttentionInputs]):
         """Define the operators ``mgk::{name}_forward``, ``mgk::{name}_backward`` and ``mgk::{name}_statistics``."""
         forward, backward = f"{self.name}_forward", f"{self.name}_backward"
         results = "Tensor out, Tensor row_max, Tensor row_sum"
-        define_operator(f"{forward}({_INPUTS}) -> (Tensor, Tensor, Tensor)", self._flat_forward, _fake_forward)
         define_operator(
-            f"{backward}(Tensor grad, {_INPUTS}, {results}, bool needs_mask_grad) -> ({', '.join(['Tensor'] * 7)})",
+            f"{forward}({_INPUTS}) -> (Tensor, Tensor, Tensor, Tensor)", self._flat_forward, _fake_forward
+        )
+        define_operator(
+            f"{backward}(Tensor grad, Tensor? d_lse, {_INPUTS}, {results}, bool needs_mask_grad)"
+            f" -> ({', '.join(['Tensor'] * 7)})",
             self._flat_backward,
             _fake_backward,
         )
         define_operator(
-            f"{self.name}_statistics({_FEATURES}, Tensor? mask, Tensor? query_mask, Tensor? points, bool is_hard,"
-            " bool is_causal) -> Tensor[]",
+            f"{self.name}_statistics({_FEATURES}, Tensor? mask, Tensor? query_mask, Tensor? points,"
+            " Tensor? segments, bool is_hard, int? left, int? right) -> Tensor[]",
             self.flat_statistics,
             fake_statistics,
         )
         torch.library.register_autograd(
             f"mgk::{forward}", self._autograd_backward, setup_context=_setup_context, lib=library
         )
-        torch.library.register_autograd(f"mgk::{backward}", self._no_second_derivative, lib=library)
+        torch.library.register_autograd(f"mgk::{backward}", self.no_second_derivative, lib=library)
 
     def forward(self, inputs: OperatorInputs) -> ForwardResult:
         """h_i = sum_j A_ij v_j (Eq. 10)."""
         raise NotImplementedError
 
-    def backward(self, grad: Tensor, inputs: OperatorInputs, result: ForwardResult, needs_mask_grad: bool) -> Gradients:
-        """The gradients from that of the output (B, H, L, E)."""
+    def backward(
+        self,
+        grad: Tensor,
+        d_lse: Tensor | None,
+        inputs: OperatorInputs,
+        result: ForwardResult,
+        needs_mask_grad: bool,
+    ) -> Gradients:
+        """The gradients from those of the output (B, Hq, L, E) and of the log-sum-exp (B, Hq, L)."""
+        raise NotImplementedError
+
+    def tangent(
+        self, inputs: OperatorInputs, tangents: OperatorInputs, result: ForwardResult
+    ) -> tuple[Tensor, Tensor]:
+        """The tangents of output (B, Hq, L, E) and lse from those of features, values and mask, None where 0."""
         raise NotImplementedError
 
     def flat_statistics(self, *arguments: Any) -> list[Tensor]:
-        """The statistics from features, mask, query_mask, points, is_hard and is_causal."""
+        """The statistics from features, mask, query_mask, points, segments, is_hard, left and right."""
         raise NotImplementedError
 
-    def attention(self, inputs: AttentionInputs) -> Tensor:
-        """h_i = sum_j A_ij v_j (Eq. 10)."""
+    def attention(self, inputs: AttentionInputs) -> tuple[Tensor, Tensor | None]:
+        """h_i = sum_j A_ij v_j (Eq. 10), and the log-sum-exp where it is wanted."""
+        uniform = inputs.log_uniform_prior
+        adds_mask = inputs.attn_mask is not None and inputs.attn_mask.is_floating_point()
         inputs = inputs.with_normalised_prior().with_key_mask_in_prior().at_full_precision()
-        features = score_features(inputs, with_affine=True)
+        features = score_features(inputs, with_affine=not adds_mask)
         # on the CPU, where reading it does not wait for a device
         seed = torch.randint(2**62, (1,), device="cpu") if inputs.dropout_p > 0 else None
-        options = (inputs.is_hard, inputs.is_causal, inputs.dropout_p)
-        operator = getattr(torch.ops.mgk, f"{self.name}_forward")
-        out: Tensor = operator(*features, inputs.value, inputs.attn_mask, seed, *options)[0]
-        return out
+        left, right, segments = inputs.key_range
+        options = (segments, inputs.is_hard, left, right, inputs.dropout_p)
+        arguments = (*features, inputs.value, inputs.attn_mask, seed, *options)
+        if torch.compiler.is_compiling():  # which knows no jvp of a Function
+            out, _, _, lse = getattr(torch.ops.mgk, f"{self.name}_forward")(*arguments)
+        else:
+            out, _, _, lse = _Forward.apply(self, *arguments)
+        if not inputs.return_lse:
+            return out, None
+        return out, torch.where(lse == -torch.inf, lse, lse + row_term(inputs) + uniform)
 
-    def statistics(self, inputs: AttentionInputs, query_mask: Tensor | None, points: Tensor | None) -> list[Tensor]:
+    def statistics(
+        self, inputs: AttentionInputs, query_mask: Tensor | None, points: Tensor | None
+    ) -> list[Tensor]:
         """N_jr = sum_i gamma_ijr, and with points the moments."""
-        tensors = (*score_features(inputs)[:4], inputs.attn_mask, query_mask, points)
+        left, right, segments = inputs.key_range
+        tensors = (*score_features(inputs)[:4], inputs.attn_mask, query_mask, points, segments)
         operator = getattr(torch.ops.mgk, f"{self.name}_statistics")
-        sums: list[Tensor] = operator(*tensors, inputs.is_hard, inputs.is_causal)
+        sums: list[Tensor] = operator(*tensors, inputs.is_hard, left, right)
         return sums
 
     def _flat_forward(self, *arguments: Any) -> ForwardResult:
         return self.forward(_from_flat(arguments))
 
-    def _flat_backward(self, grad: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
-        result = ForwardResult(*arguments[11:14])
-        d_features, d_value, d_mask = self.backward(grad, _from_flat(arguments), result, arguments[14])
+    def _flat_backward(self, grad: Tensor, d_lse: Tensor | None, *arguments: Any) -> tuple[Tensor, ...]:
+        inputs, result = _from_flat(arguments), ForwardResult(*arguments[13:16])
+        d_features, d_value, d_mask = self.backward(grad, d_lse, inputs, result, arguments[16])
         # an operator has no optional results
         return tuple(grad.new_empty(0) if x is None else x for x in (*d_features, d_value, d_mask))
 
@@ -262,31 +352,165 @@ class OperatorBackend(Backend[AttentionInputs]):
         needs_mask_grad = tensors[6] is not None and ctx.needs_input_grad[6]
         operator = getattr(torch.ops.mgk, f"{self.name}_backward")
         with without_autocast(out):
-            gradients = operator(grad, *tensors, *ctx.options, out, row_max, row_sum, needs_mask_grad)
+            gradients = operator(
+                grad, unused[-1], *tensors, *ctx.options, out, row_max, row_sum, needs_mask_grad
+            )
         is_given = [*(x is not None for x in tensors[:6]), needs_mask_grad]
-        return *(x if given else None for x, given in zip(gradients, is_given, strict=True)), None, None, None, None
+        no_gradient = (None,) * (2 + len(ctx.options))  # seed, segments, options
+        return *(x if given else None for x, given in zip(gradients, is_given, strict=True)), *no_gradient
 
-    def _no_second_derivative(self, ctx: Any, *grads: Any) -> None:
-        raise RuntimeError(f"backend {self.name!r} has first derivatives only; use backend='reference' for second ones")
+    def no_second_derivative(self, *unused: Any) -> None:
+        """The derivative of a backward, which there is not."""
+        raise RuntimeError(
+            f"backend {self.name!r} has first derivatives only; use backend='reference' for second ones"
+        )
+
+
+class _Forward(torch.autograd.Function):
+    """The forward operator with what torch.func and forward-mode differentiation ask for.
+
+    Its arguments are the backend and those of the operator.
+    """
+
+    @staticmethod
+    def forward(backend: OperatorBackend, *arguments: Any) -> tuple[Tensor, ...]:
+        return tuple(getattr(torch.ops.mgk, f"{backend.name}_forward")(*arguments))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.backend = inputs[0]
+        _setup_context(ctx, inputs[1:], output)
+        ctx.save_for_forward(*inputs[1:10], *output[:3])
+        ctx.mark_non_differentiable(*output[1:3])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, *others: Any) -> tuple[Tensor | None, ...]:
+        saved = ctx.saved_tensors  # which gradient checkpointing allows to be read once
+        tensors, results = saved[:9], saved[9:]
+        needs_mask_grad = tensors[6] is not None and ctx.needs_input_grad[7]
+        with without_autocast(grad):
+            arguments = (ctx.backend, grad, others[-1], *tensors, *ctx.options, *results, needs_mask_grad)
+            gradients = _Backward.apply(*arguments)
+        is_given = [*(x is not None for x in tensors[:6]), needs_mask_grad]
+        grads = (x if given else None for x, given in zip(gradients, is_given, strict=True))
+        return None, *grads, *[None] * (2 + len(ctx.options))  # of the backend, and seed, segments, options
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> tuple[Tensor | None, ...]:
+        saved = ctx.saved_tensors
+        inputs, result = _from_flat((*saved[:9], *ctx.options)), ForwardResult(*saved[9:])
+        of_inputs = _from_flat((*tangents[1:8], None, None, *ctx.options))
+        with without_autocast(result.out):
+            out, lse = ctx.backend.tangent(inputs, of_inputs, result)
+            return out, None, None, lse
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], backend: OperatorBackend, *arguments: Any) -> Any:
+        size, dims = info.batch_size, in_dims[1:]
+        if arguments[7] is not None:  # dropout: each call with its own draw, or all with one
+            calls = (_one_call(arguments, dims, i) for i in range(size))
+            results = zip(*(_Forward.apply(backend, *call) for call in calls), strict=True)
+            return tuple(map(torch.stack, results)), (0, 0, 0, 0)
+        folded = _fold(arguments, dims, size, keeps_mask=dims[6] is None)
+        results = _Forward.apply(backend, *folded)
+        return tuple(x.unflatten(0, (size, -1)) for x in results), (0, 0, 0, 0)
+
+
+class _Backward(torch.autograd.Function):
+    """The backward operator, of first derivatives alone. Its arguments are the backend and those of the operator."""
+
+    @staticmethod
+    def forward(backend: OperatorBackend, *arguments: Any) -> tuple[Tensor, ...]:
+        return tuple(getattr(torch.ops.mgk, f"{backend.name}_backward")(*arguments))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.backend = inputs[0]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> None:
+        ctx.backend.no_second_derivative()
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> None:
+        ctx.backend.no_second_derivative()
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], backend: OperatorBackend, *arguments: Any) -> Any:
+        size, dims = info.batch_size, in_dims[1:]
+        if arguments[9] is not None:
+            calls = (_one_call(arguments, dims, i) for i in range(size))
+            results = zip(*(_Backward.apply(backend, *call) for call in calls), strict=True)
+            return tuple(map(torch.stack, results)), (0,) * 7
+        grad, d_lse, *inputs, out, row_max, row_sum, needs_mask_grad = arguments
+        flat = (grad, d_lse, out, row_max, row_sum)
+        folded = [_fold_one(x, d, size) for x, d in zip(flat, (*dims[:2], *dims[15:18]), strict=True)]
+        keeps_mask = dims[8] is None and not needs_mask_grad
+        arguments = (*folded[:2], *_fold(inputs, dims[2:15], size, keeps_mask), *folded[2:], needs_mask_grad)
+        gradients = _Backward.apply(backend, *arguments)
+        batch_dims = [1 if at == 4 else 0 for at in range(7)]  # score_affine is (2, B, Hq, M, L)
+        unfolded = [
+            x if x.ndim == 1 else x.unflatten(dim, (size, -1))
+            for x, dim in zip(gradients, batch_dims, strict=True)
+        ]
+        if needs_mask_grad:
+            given = inputs[6].shape[0 if dims[8] is None or dims[8] > 0 else 1]
+            unfolded[6] = unfolded[6].sum(1, keepdim=True) if given == 1 else unfolded[6]
+        out_dims = [None if x.ndim == 1 else dim for x, dim in zip(gradients, batch_dims, strict=True)]
+        return tuple(unfolded), tuple(out_dims)
+
+
+def _fold(arguments: Any, dims: tuple[Any, ...], size: int, keeps_mask: bool) -> list[Any]:
+    """The arguments of a forward operator with the dimension that vmap adds folded into the batch."""
+    *features, affine, value, mask, seed, segments = arguments[:9]
+    tensors = [_fold_one(x, dim, size) for x, dim in zip(features, dims[:4], strict=True)]
+    affine, segments = (  # (2, B, Hq, M, L), (2, B, S)
+        _fold_one(x, dim, size, at=1) for x, dim in ((affine, dims[4]), (segments, dims[8]))
+    )
+    value = _fold_one(value, dims[5], size)
+    if mask is not None and not keeps_mask:
+        mask = mask.movedim(dims[6], 0) if dims[6] is not None else _repeat(mask.unsqueeze(0), 0, size)
+        mask = _repeat(mask, 1, value.shape[0] // size).flatten(0, 1)
+    elif mask is not None and mask.shape[0] > 1:
+        mask = _repeat(mask.unsqueeze(0), 0, size).flatten(0, 1)
+    return [*tensors, affine, value, mask, seed, segments, *arguments[9:]]
+
+
+def _fold_one(x: Any, dim: int | None, size: int, at: int = 0) -> Any:
+    """A tensor whose batch is dimension ``at``."""
+    if x is None:
+        return None
+    x = x.movedim(dim, at) if dim is not None else _repeat(x.unsqueeze(at), at, size)
+    return x.flatten(at, at + 1)
+
+
+def _repeat(x: Tensor, dim: int, size: int) -> Tensor:
+    """A view whose dimension of size 1 is expanded."""
+    return x.expand([size if at == dim else -1 for at in range(x.ndim)])
+
+
+def _one_call(arguments: tuple[Any, ...], dims: tuple[Any, ...], index: int) -> list[Any]:
+    """The arguments of one of the calls that vmap makes one."""
+    return [x if dim is None else x.select(dim, index) for x, dim in zip(arguments, dims, strict=True)]
 
 
 def _from_flat(arguments: tuple[Any, ...]) -> OperatorInputs:
-    value, mask, seed = arguments[5:8]
-    return OperatorInputs(ScoreFeatures(*arguments[:5]), value, mask, seed, Options(*arguments[8:11]))
+    value, mask, seed, segments = arguments[5:9]
+    return OperatorInputs(ScoreFeatures(*arguments[:5]), value, mask, seed, segments, Options(*arguments[9:13]))
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    ctx.save_for_backward(*inputs[:8], *output)
-    ctx.options = inputs[8:]
+    ctx.save_for_backward(*inputs[:9], *output[:3])
+    ctx.options = inputs[9:]
 
 
-def _fake_forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _fake_forward(*arguments: Any) -> tuple[Tensor, ...]:
     query, value = arguments[0], arguments[5]
-    shape = query.shape[:3]
-    return query.new_empty(*shape, value.shape[-1]), query.new_empty(shape), query.new_empty(shape)
+    rows = (query.new_empty(query.shape[:3]) for _ in range(3))
+    return query.new_empty(*query.shape[:3], value.shape[-1]), *rows
 
 
-def _fake_backward(grad: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
+def _fake_backward(grad: Tensor, d_lse: Tensor | None, *arguments: Any) -> tuple[Tensor, ...]:
     *tensors, mask = arguments[:7]
     wanted = (*tensors, mask if arguments[-1] else None)
     return tuple(grad.new_empty(0) if x is None else x.new_empty(x.shape) for x in wanted)
@@ -296,4 +520,5 @@ def fake_statistics(*arguments: Any) -> list[Tensor]:
     """Empty counts, and with points empty moments, of the arguments of ``flat_statistics``."""
     key_bias, points = arguments[3], arguments[6]
     widths: list[tuple[int, ...]] = [()] if points is None else [(), (points.shape[-1],), ()]
-    return [key_bias.new_empty((*key_bias.shape, *width)) for width in widths]
+    dtype = key_bias.dtype if points is None else points.dtype
+    return [key_bias.new_empty((*key_bias.shape, *width), dtype=dtype) for width in widths]

@@ -1,7 +1,7 @@
 """The paper's equations, materialised: in float64 the oracle of every backend, otherwise the path of small inputs.
 
 A log kernel is log exp(-|q_i - k_jr|^2 / (2 sigma_jr^2)) (Eq. 9) or log exp(q_i . k_jr / sigma_jr^2) (Eq. 8). Tensors
-of scores are (B, H, M, L, S).
+of scores are (B, Hq, M, L, S): the keys of a head are repeated for the query heads that read it.
 """
 
 import torch
@@ -10,31 +10,44 @@ from torch.nn.functional import dropout
 
 from mgk.functional import masks
 from mgk.functional.backends import Backend
-from mgk.functional.mixture.inputs import AttentionInputs, compute_dtype, finest_dtype, needs_grad
+from mgk.functional.mixture.inputs import AttentionInputs, compute_dtype, finest_dtype
+from mgk.functional.validation import is_exporting, known, needs_grad
 
 # Up to this many scores the set-up of a fused backend takes longer than the scores themselves.
 MAX_SCORES = 2**16
 
 
-def attention(inputs: AttentionInputs) -> Tensor:
-    """h_i = sum_j A_ij v_j (Eq. 10), dropout acting on A_ij."""
-    return dropout(weights(inputs), inputs.dropout_p) @ inputs.value
+def attention(inputs: AttentionInputs) -> tuple[Tensor, Tensor | None]:
+    """h_i = sum_j A_ij v_j (Eq. 10), dropout acting on A_ij; and the log-sum-exp where it is wanted."""
+    inputs = inputs.with_repeated_heads()
+    mass, row_max = _mass(inputs)
+    total = mass.sum(-1, keepdim=True)
+    out = dropout(masks.divide(mass, total), inputs.dropout_p) @ inputs.value
+    if not inputs.return_lse:
+        return out, None
+    lse = row_max + total.masked_fill(total == 0, 1.0).log() + inputs.log_uniform_prior
+    return out, lse.masked_fill(total == 0, -torch.inf).squeeze(-1)
 
 
 def weights(inputs: AttentionInputs) -> Tensor:
     """A_ij = sum_r pi_jr e_ijr / sum_j' sum_r pi_j'r e_ij'r (Eq. 9), hard: max_r in place of sum_r pi (Eq. 12)."""
-    scores = _masked_scores(inputs)
-    if scores.numel() == 0:
-        return scores.sum(2)
-    if inputs.is_hard:
-        scores = scores.max(dim=2, keepdim=True).values  # the gradient goes to the winner, the lowest r on a tie
-    row_max = _finite(scores.detach().amax((2, 4), keepdim=True))
-    mass = (scores - row_max).exp().sum(2)  # (B, H, L, S)
+    mass, _ = _mass(inputs)
     return masks.divide(mass, mass.sum(-1, keepdim=True))
 
 
+def _mass(inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
+    """sum_r pi_jr e_ijr / exp(row_max_i) (B, Hq, L, S), hard: max_r; and row_max, a constant (B, Hq, L, 1)."""
+    scores = _masked_scores(inputs)
+    if scores.numel() == 0:
+        return scores.sum(2), scores.new_zeros(*scores.shape[:2], scores.shape[3], 1)
+    if inputs.is_hard:  # the gradient goes to the winner, the lowest r on a tie
+        scores = scores.max(dim=2, keepdim=True).values
+    row_max = _finite(scores.detach().amax((2, 4), keepdim=True))
+    return (scores - row_max).exp().sum(2), row_max.squeeze(2)
+
+
 def responsibilities(inputs: AttentionInputs) -> Tensor:
-    """gamma_ijr = pi_jr e_ijr / sum_r' pi_jr' e_ijr' (Eq. 11); hard: 1 for the nearest component. (B, H, M, L, S)."""
+    """gamma_ijr = pi_jr e_ijr / sum_r' pi_jr' e_ijr' (Eq. 11); hard: 1 for the nearest component. (B, Hq, M, L, S)."""
     return component_shares(_masked_scores(inputs), inputs.is_hard)
 
 
@@ -47,20 +60,33 @@ def component_shares(scores: Tensor, is_hard: bool) -> Tensor:
     return masks.divide(likelihood, likelihood.sum(2, keepdim=True))
 
 
-def weighted_sums(gamma: Tensor, query_mask: Tensor | None, points: Tensor | None) -> list[Tensor]:
+def weighted_sums(
+    gamma: Tensor, query_mask: Tensor | None, points: Tensor | None, group: int = 1
+) -> list[Tensor]:
     """sum_i gamma_ijr, and with points x_i sum_i gamma_ijr x_i and sum_i gamma_ijr |x_i|^2, over unmasked queries.
 
+    The sums have the dtype of the points.
+
     Args:
-        gamma: (B, H, M, L, S).
+        gamma: (B, Hq, M, L, S).
         query_mask: bool (B, L).
-        points: (B, H, L, D).
+        points: (B, Hq, L, D).
+        group: Hq / H, the query heads whose sums are added up.
     """
     if query_mask is not None:
         gamma = gamma * query_mask[:, None, None, :, None]
-    if points is None:
-        return [gamma.sum(3)]
-    norms = points.square().sum(-1)[:, :, None, :, None]
-    return [gamma.sum(3), gamma.mT @ points.unsqueeze(2), (gamma * norms).sum(3)]
+    if points is not None:
+        gamma = gamma.to(points.dtype)
+    sums = [gamma.sum(3)]
+    if points is not None:
+        norms = points.square().sum(-1)[:, :, None, :, None]
+        sums += [gamma.mT @ points.unsqueeze(2), (gamma * norms).sum(3)]
+    return [sum_over_groups(x, group) for x in sums]
+
+
+def sum_over_groups(x: Tensor, group: int) -> Tensor:
+    """(B, Hq, ...) summed over the query heads of each key head: (B, H, ...)."""
+    return x if group == 1 else x.unflatten(1, (x.shape[1] // group, group)).sum(2)
 
 
 def log_kernel(inputs: AttentionInputs) -> Tensor:
@@ -79,19 +105,18 @@ def log_kernel(inputs: AttentionInputs) -> Tensor:
 
 def _masked_scores(inputs: AttentionInputs) -> Tensor:
     """s_ijr = log pi_jr + log kernel, -inf where the masks exclude the pair."""
-    inputs = inputs.with_normalised_prior().with_key_mask_in_prior().at_full_precision().with_expanded_keys()
+    inputs = inputs.with_normalised_prior().with_key_mask_in_prior().at_full_precision()
+    inputs = inputs.with_expanded_keys().with_repeated_heads()
     scores = log_kernel(inputs)
     if inputs.log_prior is not None:
-        scores = scores + inputs.log_prior.unsqueeze(-2)
+        scores = masks.add(scores, inputs.log_prior.unsqueeze(-2))
     mask = inputs.attn_mask
-    if inputs.is_causal:
-        num_queries, num_keys = scores.shape[3:]
-        causal = masks.causal_mask(num_queries, num_keys, scores.device, offset=num_keys - num_queries)
-        mask = masks.join(mask, causal[None, None])
+    if not inputs.key_range.is_whole:
+        mask = masks.join(mask, inputs.key_range.mask(inputs.num_queries, inputs.num_keys, scores.device))
     if mask is None:
         return scores
     mask = mask.unsqueeze(2)
-    return scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+    return scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else masks.add(scores, mask)
 
 
 def _finite(maximum: Tensor) -> Tensor:
@@ -106,23 +131,26 @@ class Eager(Backend[AttentionInputs]):
     priority = 3
 
     def is_efficient(self, inputs: AttentionInputs) -> bool:
-        """For few scores, and for one query, whose scores need no blocks."""
-        return inputs.num_scores <= MAX_SCORES or inputs.num_queries == 1
+        """For few scores, for one query, whose scores need no blocks, and for exports, as its operators are plain."""
+        if is_exporting():
+            return True
+        return known(inputs.num_scores <= MAX_SCORES) or known(inputs.num_queries == 1)
 
     def dtype(self, inputs: AttentionInputs) -> torch.dtype:
         """float64 where a prior or a variance is learned: their gradients accumulate the rounding of every pair."""
         is_sum_over_pairs = needs_grad(inputs.log_prior) or needs_grad(inputs.variance)
         return finest_dtype(inputs.query) if is_sum_over_pairs else compute_dtype(inputs.query)
 
-    def attention(self, inputs: AttentionInputs) -> Tensor:
+    def attention(self, inputs: AttentionInputs) -> tuple[Tensor, Tensor | None]:
         """h_i = sum_j A_ij v_j (Eq. 10)."""
         return attention(inputs.in_dtype(self.dtype(inputs)))
 
-    def statistics(self, inputs: AttentionInputs, query_mask: Tensor | None, points: Tensor | None) -> list[Tensor]:
+    def statistics(
+        self, inputs: AttentionInputs, query_mask: Tensor | None, points: Tensor | None
+    ) -> list[Tensor]:
         """N_jr = sum_i gamma_ijr, and with points the moments."""
         inputs = inputs.in_dtype(self.dtype(inputs))
-        points = None if points is None else points.to(inputs.query.dtype)
-        return weighted_sums(responsibilities(inputs), query_mask, points)
+        return weighted_sums(responsibilities(inputs), query_mask, points, inputs.group)
 
 
 class Reference(Eager):

@@ -4,18 +4,35 @@ The kernels take the same features as ``blockwise``. Shifted keys cost one produ
 (identity 2); tiles where the factor would underflow add exponents instead.
 """
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mgk.functional.backends import Task, define_operator
+from mgk.functional import masks
+from mgk.functional.backends import Task, define_operator, library
 from mgk.functional.mixture.backends import cpu_kernels
-from mgk.functional.mixture.features import ForwardResult, Gradients, OperatorBackend, OperatorInputs, ScoreFeatures
-from mgk.functional.mixture.inputs import AttentionInputs, needs_grad
+from mgk.functional.mixture.blocks import attention_tangent
+from mgk.functional.mixture.features import (
+    ForwardResult,
+    Gradients,
+    OperatorBackend,
+    OperatorInputs,
+    Options,
+    ScoreFeatures,
+)
+from mgk.functional.mixture.inputs import AttentionInputs, compute_dtype
+from mgk.functional.validation import has_tangent, is_exporting, is_plain, known, needs_grad, without_autocast
 
-# Below, the set-up of the features takes longer than the scores.
+# Below, making features in Python, where a variance is a tensor, takes longer than the scores.
 MIN_SCORES = 2**16
+
+
+_MIXTURE = (
+    "Tensor query, Tensor keys, Tensor? shifts, Tensor value, Tensor? log_prior, Tensor? mask, Tensor? seed,"
+    " float variance, bool is_dot, bool is_hard, bool is_causal, float dropout_p, bool normalises_prior"
+)
 
 
 class Cpu(OperatorBackend):
@@ -23,6 +40,25 @@ class Cpu(OperatorBackend):
 
     name = "cpu"
     priority = 4
+
+    def __init__(self) -> None:
+        """Define ``mgk::cpu_mixture`` and ``mgk::cpu_mixture_backward`` too, for calls with one variance."""
+        super().__init__()
+        forward, backward, results = (
+            "cpu_mixture",
+            "cpu_mixture_backward",
+            "Tensor out, Tensor row_max, Tensor row_sum",
+        )
+        define_operator(f"{forward}({_MIXTURE}) -> (Tensor, Tensor, Tensor)", _mixture_forward, _empty_results)
+        define_operator(
+            f"{backward}(Tensor grad, {_MIXTURE}, {results}) -> ({', '.join(['Tensor'] * 5)})",
+            _mixture_backward,
+            _empty_gradients,
+        )
+        torch.library.register_autograd(
+            f"mgk::{forward}", _mixture_autograd, setup_context=_setup_mixture, lib=library
+        )
+        torch.library.register_autograd(f"mgk::{backward}", self.no_second_derivative, lib=library)
 
     def status(self) -> str:
         """Whether the kernels are built and loaded."""
@@ -41,22 +77,50 @@ class Cpu(OperatorBackend):
         return "it has counts, no moments" if task == "moments" else None
 
     def is_efficient(self, inputs: AttentionInputs) -> bool:
-        """For many scores; for decoding always, as that kernel needs no features."""
-        return inputs.num_scores > MIN_SCORES or _is_decoding(inputs)
+        """Where the kernels make the features always, else for many scores. Exports hold no operator of ours."""
+        if is_exporting():
+            return False
+        makes_features = _is_decoding(inputs) or not isinstance(inputs.variance, Tensor)
+        return makes_features or not known(inputs.num_scores <= MIN_SCORES)
 
-    def attention(self, inputs: AttentionInputs) -> Tensor:
+    def skips_dead_keys(self, inputs: AttentionInputs) -> bool:
+        """Decoding does, and would take twice as long if the cache were read once more."""
+        return _is_decoding(inputs)
+
+    def missing(self, inputs: AttentionInputs) -> str | None:
+        """The kernels, for CPU tensors and many scores."""
+        is_other = inputs.query.device.type != "cpu" or known(inputs.num_scores <= MIN_SCORES)
+        if self.status() == "ready" or is_other:
+            return None
+        return f"attention on the CPU takes a slower path, as the fused kernels are {self.status()}"
+
+    def attention(self, inputs: AttentionInputs) -> tuple[Tensor, Tensor | None]:
         """h_i = sum_j A_ij v_j (Eq. 10)."""
-        return _decode(inputs) if _is_decoding(inputs) else super().attention(inputs)
+        if _is_decoding(inputs):
+            return _decode(inputs)
+        if inputs.is_hard and inputs.attn_mask is not None and inputs.attn_mask.is_floating_point():
+            # the winner of scores that a large mask has made equal is the first
+            inputs = inputs.with_expanded_keys()
+        return (_attend(inputs), None) if _is_direct(inputs) else super().attention(inputs)
 
     def forward(self, inputs: OperatorInputs) -> ForwardResult:
         """h_i = sum_j A_ij v_j (Eq. 10)."""
         features, value = cpu_kernels.contiguous(inputs.features), inputs.value.contiguous()
         shape = features.query.shape[:3]
-        result = ForwardResult(value.new_empty(*shape, value.shape[-1]), value.new_empty(shape), value.new_empty(shape))
+        result = ForwardResult(
+            value.new_empty(*shape, value.shape[-1]), *(value.new_empty(shape) for _ in range(3))
+        )
         cpu_kernels.run("forward", features, inputs.options, **_fields(inputs, value, result))
         return result
 
-    def backward(self, grad: Tensor, inputs: OperatorInputs, result: ForwardResult, needs_mask_grad: bool) -> Gradients:
+    def backward(
+        self,
+        grad: Tensor,
+        d_lse: Tensor | None,
+        inputs: OperatorInputs,
+        result: ForwardResult,
+        needs_mask_grad: bool,
+    ) -> Gradients:
         """The gradients of the features and the values."""
         del needs_mask_grad  # such inputs are unsupported
         features, value = cpu_kernels.contiguous(inputs.features), inputs.value.contiguous()
@@ -64,13 +128,29 @@ class Cpu(OperatorBackend):
         d_value = torch.empty_like(value)
         names = ("d_query", "d_keys", "d_query_bias", "d_key_bias", "d_score_affine", "d_value")
         fields = _fields(inputs, value, result) | dict(zip(names, (*d_features, d_value), strict=True))
+        fields["d_lse"] = None if d_lse is None else d_lse.contiguous()
         cpu_kernels.run("backward", features, inputs.options, **fields, grad=grad.contiguous())
         return d_features, d_value, None
 
+    def tangent(
+        self, inputs: OperatorInputs, tangents: OperatorInputs, result: ForwardResult
+    ) -> tuple[Tensor, Tensor]:
+        """In PyTorch, one block at a time."""
+        if inputs.seed is not None:
+            raise NotImplementedError(
+                "backend 'cpu' has no forward-mode derivative with dropout; use backend='blockwise'"
+            )
+        row_max = result.row_max * math.log(2)  # the kernel's units, and its scores lack a bias of the query
+        if (bias := inputs.features.query_bias) is not None:
+            bias = bias[:, :, 0] if inputs.options.is_hard else bias.amax(2)
+            row_max = row_max + bias.masked_fill(bias == -torch.inf, 0.0)
+        return attention_tangent(inputs, tangents, result._replace(row_max=row_max), None)
+
     def flat_statistics(self, *arguments: Any) -> list[Tensor]:
         """sum_i gamma_ijr."""
-        *tensors, mask, query_mask, _, is_hard, is_causal = arguments
-        return [cpu_kernels.counts(ScoreFeatures(*tensors), mask, query_mask, is_hard, is_causal)]
+        *tensors, mask, query_mask, _, segments, is_hard, left, right = arguments
+        options = Options(is_hard, left, right, 0.0)
+        return [cpu_kernels.counts(ScoreFeatures(*tensors), mask, query_mask, segments, options)]
 
 
 def _fields(inputs: OperatorInputs, value: Tensor, result: ForwardResult) -> dict[str, Any]:
@@ -82,29 +162,121 @@ def _fields(inputs: OperatorInputs, value: Tensor, result: ForwardResult) -> dic
         "out": result.out,
         "row_max": result.row_max,
         "row_sum": result.row_sum,
+        "lse": result.lse,
+        "segments": inputs.segments,
         **cpu_kernels.mask_fields(inputs.mask, pairs),
         **cpu_kernels.dropout_fields(inputs.seed, inputs.options.dropout_p),
     }
 
 
 def _is_decoding(inputs: AttentionInputs) -> bool:
-    return inputs.num_queries == 1 and not any(map(needs_grad, inputs))
+    return known(inputs.num_queries == 1) and not any(map(needs_grad, inputs))
 
 
-def _decode(inputs: AttentionInputs) -> Tensor:
-    """One query: keys and values are read once, in place in the cache."""
-    inputs = inputs.at_full_precision()
+def _decode(inputs: AttentionInputs) -> tuple[Tensor, Tensor | None]:
+    """One query: keys and values are read once for its group, in place in the cache."""
+    inputs, uniform = inputs.at_full_precision(), inputs.log_uniform_prior
     if inputs.kernel == "dot":  # q . (k + b) is no score of q - b
         inputs = inputs.with_expanded_keys()
+    mask = inputs.attn_mask
+    if not inputs.key_range.is_whole:
+        mask = masks.join(mask, inputs.key_range.mask(1, inputs.num_keys, inputs.query.device))
     variance = torch.as_tensor(inputs.variance, dtype=inputs.query.dtype)
-    tensors = (inputs.query, inputs.keys, inputs.shifts, inputs.value, inputs.log_prior, variance, inputs.attn_mask)
-    out: Tensor = torch.ops.mgk.cpu_decode(*tensors, inputs.kernel == "dot", inputs.is_hard)
+    tensors = (inputs.query, inputs.keys, inputs.shifts, inputs.value, inputs.log_prior, variance, mask)
+    out, lse = torch.ops.mgk.cpu_decode(*tensors, inputs.kernel == "dot", inputs.is_hard)
+    return out, lse + uniform if inputs.return_lse else None
+
+
+def _is_direct(inputs: AttentionInputs) -> bool:
+    """Whether the kernels make the features: one variance, all keys or causality, output alone, no torch.func."""
+    if isinstance(inputs.variance, Tensor) or inputs.key_range.is_local or inputs.return_lse:
+        return False
+    tensors = [x for x in inputs if isinstance(x, Tensor)]
+    return torch.compiler.is_compiling() or all(is_plain(x) and not has_tangent(x) for x in tensors)
+
+
+def _attend(inputs: AttentionInputs) -> Tensor:
+    """A call with one variance: the kernels make the features, and return gradients of the inputs."""
+    if inputs.kernel == "dot":
+        inputs = inputs.with_expanded_keys()
+    if inputs.query.dtype not in cpu_kernels.READABLE_DTYPES:
+        inputs = inputs.at_full_precision()
+    dtype = compute_dtype(inputs.query)
+    prior, mask = inputs.log_prior, inputs.attn_mask
+    seed = torch.randint(2**62, (1,), device="cpu") if inputs.dropout_p > 0 else None
+    tensors = (
+        inputs.query,
+        inputs.keys,
+        inputs.shifts if inputs.shifts is None else inputs.shifts.to(inputs.query.dtype),
+        inputs.value,
+        prior if prior is None else masks.to_dtype(prior, dtype),
+        mask if mask is None or mask.dtype == torch.bool else masks.to_dtype(mask, dtype),
+    )
+    normalises = prior is not None and prior.shape[3] == 1 and needs_grad(prior)
+    options = (inputs.kernel == "dot", inputs.is_hard, inputs.is_causal, inputs.dropout_p, normalises)
+    out: Tensor = torch.ops.mgk.cpu_mixture(*tensors, seed, inputs.variance, *options)[0]
     return out
+
+
+_RESULTS = ("out", "row_max", "row_sum")
+
+
+def _mixture_forward(*arguments: Any) -> tuple[Tensor, ...]:
+    results = _empty_results(*arguments)
+    named = dict(zip(_RESULTS, results, strict=True))
+    cpu_kernels.run_mixture("forward", cpu_kernels.Mixture(*arguments), **named)
+    return results
+
+
+def _empty_results(*arguments: Any) -> tuple[Tensor, ...]:
+    query, value, dtype = arguments[0], arguments[3], compute_dtype(arguments[0])
+    shape = query.shape[:3]
+    sizes = ((*shape, value.shape[-1]), shape, shape)
+    return tuple(query.new_empty(size, dtype=dtype) for size in sizes)
+
+
+def _mixture_backward(grad: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
+    gradients = _empty_gradients(grad, *arguments)
+    names = ("d_query", "d_keys", "d_shifts", "d_value", "d_log_prior")
+    named = {name: d for name, d in zip(names, gradients, strict=True) if d.numel()}
+    named |= dict(zip(_RESULTS, arguments[-3:], strict=True))
+    cpu_kernels.run_mixture("backward", cpu_kernels.Mixture(*arguments[:-3]), grad=grad.contiguous(), **named)
+    return gradients
+
+
+def _empty_gradients(grad: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
+    query, keys, shifts, value, prior = arguments[:5]
+    components = keys.shape[2] if shifts is None else shifts.shape[1]
+    sizes = [None if x is None else x.shape for x in (query, keys, shifts, value)]
+    sizes.append(None if prior is None else (*keys.shape[:2], components, prior.shape[3]))
+    dtypes = [query.dtype] * 4 + [grad.dtype]
+    return tuple(
+        grad.new_empty(0 if size is None else size, dtype=dtype)
+        for size, dtype in zip(sizes, dtypes, strict=True)
+    )
+
+
+def _mixture_autograd(ctx: Any, grad: Tensor, *unused: Any) -> tuple[Tensor | None, ...]:
+    tensors = ctx.saved_tensors
+    with without_autocast(grad):
+        gradients = torch.ops.mgk.cpu_mixture_backward(grad, *tensors[:7], *ctx.options, *tensors[7:])
+    *others, d_prior = (d if x is not None else None for d, x in zip(gradients, tensors[:5], strict=True))
+    if d_prior is not None:
+        d_prior = d_prior.sum_to_size(tensors[4].shape)
+    return *others, d_prior, *[None] * 8
+
+
+def _setup_mixture(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.save_for_backward(*inputs[:7], *output)
+    ctx.options = inputs[7:]
 
 
 define_operator(
     "cpu_decode(Tensor query, Tensor keys, Tensor? shifts, Tensor value, Tensor? log_prior, Tensor variance,"
-    " Tensor? mask, bool is_dot, bool is_hard) -> Tensor",
+    " Tensor? mask, bool is_dot, bool is_hard) -> (Tensor, Tensor)",
     cpu_kernels.decode,
-    lambda query, keys, shifts, value, *others: value.new_empty(*query.shape[:3], value.shape[-1]),
+    lambda query, keys, shifts, value, *others: (
+        value.new_empty(*query.shape[:3], value.shape[-1]),
+        value.new_empty(query.shape[:3]),
+    ),
 )

@@ -1,21 +1,27 @@
-"""The compiled kernels of ``mgk/csrc``, through ctypes: where they are, and which instruction set runs."""
+"""The compiled kernels of ``mgk/csrc``, through ctypes."""
 
 import ctypes
 import functools
 import itertools
 import os
+import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from mgk.functional.mixture.features import Options, ScoreFeatures
+from mgk.functional.mixture.inputs import SMALL_SCORE
 
 # Selects an instruction set; one that the processor lacks is an error. Read once, at the first call.
 INSTRUCTION_SET_VARIABLE = "MGK_INSTRUCTION_SET"
 # Names a folder with another build of the library, such as the one of ``make sanitize``.
 FOLDER_VARIABLE = "MGK_KERNELS_FOLDER"
+# The order of the enum Dtype in csrc/params.h.
+_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+# The order of the enum Part in csrc/params.h.
+PARTS = ("multiply-add", "score product", "softmax", "value product")
 # Below this many multiplications the work is done before other threads have started.
 WORK_PER_THREAD = 2**20
 
@@ -37,16 +43,45 @@ class AttentionParams(ctypes.Structure):
     """The struct of the same name in csrc/params.h."""
 
     _fields_ = (
-        *_fields("batch_size num_heads num_components num_queries num_keys num_features value_width", ctypes.c_int64),
-        *_fields("is_shared is_hard is_causal is_double num_threads", ctypes.c_int64),
+        *_fields(
+            "batch_size num_heads group num_components first_head num_queries num_keys num_features value_width",
+            ctypes.c_int64,
+        ),
+        *_fields("is_shared is_hard left right is_double num_threads", ctypes.c_int64),
         *_fields("query keys query_bias key_bias value mask", ctypes.c_void_p),
         ("mask_is_bool", ctypes.c_int64),
         ("mask_strides", ctypes.c_int64 * 4),
+        ("segments", ctypes.c_void_p),
         ("dropout_seed", ctypes.c_uint64),
         ("dropout_threshold", ctypes.c_int64),
-        *_fields("out row_max row_sum grad", ctypes.c_void_p),
+        *_fields("out row_max row_sum lse grad d_lse", ctypes.c_void_p),
         *_fields("d_query d_keys d_query_bias d_key_bias d_score_affine d_value", ctypes.c_void_p),
         *_fields("query_weight counts", ctypes.c_void_p),
+    )
+
+
+class MixtureParams(ctypes.Structure):
+    """The struct of the same name in csrc/params.h."""
+
+    _fields_ = (
+        *_fields("batch_size num_heads group num_components num_queries num_keys key_width", ctypes.c_int64),
+        *_fields("value_width is_dot is_hard is_causal dtype num_threads", ctypes.c_int64),
+        *_fields("variance near_zero", ctypes.c_double),
+        ("query", ctypes.c_void_p),
+        ("query_strides", ctypes.c_int64 * 3),
+        ("keys", ctypes.c_void_p),
+        ("key_strides", ctypes.c_int64 * 4),
+        *_fields("shifts value", ctypes.c_void_p),
+        ("value_strides", ctypes.c_int64 * 3),
+        ("log_prior", ctypes.c_void_p),
+        ("log_prior_strides", ctypes.c_int64 * 4),
+        ("normalises_prior", ctypes.c_int64),
+        ("mask", ctypes.c_void_p),
+        *_fields("mask_is_bool is_key_mask", ctypes.c_int64),
+        ("mask_strides", ctypes.c_int64 * 4),
+        ("dropout_seed", ctypes.c_uint64),
+        ("dropout_threshold", ctypes.c_int64),
+        *_fields("out row_max row_sum grad d_query d_keys d_shifts d_value d_log_prior", ctypes.c_void_p),
     )
 
 
@@ -54,7 +89,7 @@ class DecodeParams(ctypes.Structure):
     """The struct of the same name in csrc/params.h."""
 
     _fields_ = (
-        *_fields("batch_size num_heads num_components num_keys key_width value_width", ctypes.c_int64),
+        *_fields("batch_size num_heads group num_components num_keys key_width value_width", ctypes.c_int64),
         *_fields("is_dot is_hard is_double num_threads", ctypes.c_int64),
         *_fields("query shifts keys", ctypes.c_void_p),
         ("key_strides", ctypes.c_int64 * 4),
@@ -67,7 +102,7 @@ class DecodeParams(ctypes.Structure):
         ("mask", ctypes.c_void_p),
         ("mask_is_bool", ctypes.c_int64),
         ("mask_strides", ctypes.c_int64 * 3),
-        ("out", ctypes.c_void_p),
+        *_fields("out lse", ctypes.c_void_p),
     )
 
 
@@ -85,7 +120,11 @@ def _struct_layout(*structures: type[ctypes.Structure]) -> list[str]:
 def _load(folder: Path) -> ctypes.CDLL | str:
     """The library in the folder, or a sentence that says why there is none and what to do."""
     files = sorted(folder.glob("_kernels*.so"))
-    advice = "install a C++ compiler such as g++, then reinstall mgk"
+    advice = (
+        "install a C++ compiler such as g++, then pip install --force-reinstall --no-deps --no-cache-dir mgk"
+    )
+    if not files and sys.platform == "win32":
+        return "not built: there are none for Windows; they run in WSL"
     if not files:
         return f"not built: there was no C++ compiler when mgk was installed; {advice}"
     try:
@@ -95,10 +134,14 @@ def _load(folder: Path) -> ctypes.CDLL | str:
     other_version = "built for another version of mgk"
     try:
         library.mgk_struct_layout.restype = library.mgk_supported_sets.restype = ctypes.c_char_p
-        library.mgk_max_components.restype = ctypes.c_int64
+        library.mgk_max_components.restype = library.mgk_reads_float16.restype = ctypes.c_int64
+        library.mgk_run_part.restype = ctypes.c_double
     except AttributeError as error:
         return f"{other_version} ({error}); {advice}"
-    wanted, built = _struct_layout(AttentionParams, DecodeParams), library.mgk_struct_layout().decode().splitlines()
+    wanted, built = (
+        _struct_layout(AttentionParams, MixtureParams, DecodeParams),
+        library.mgk_struct_layout().decode().splitlines(),
+    )
     for ours, theirs in itertools.zip_longest(wanted, built, fillvalue="nothing"):
         if ours != theirs:
             return f"{other_version} (it has {theirs} in place of {ours}); {advice}"
@@ -110,6 +153,8 @@ _library = _load(Path(os.environ.get(FOLDER_VARIABLE) or Path(__file__).parents[
 STATUS = _library if isinstance(_library, str) else "ready"
 # The largest number of components that the kernels have room for; 0 without them.
 MAX_COMPONENTS: int = 0 if isinstance(_library, str) else _library.mgk_max_components()
+# What the kernels read where it lies; a compiler may lack float16.
+READABLE_DTYPES = _DTYPES if not isinstance(_library, str) and _library.mgk_reads_float16() else _DTYPES[:3]
 
 
 @functools.cache
@@ -124,7 +169,9 @@ def instruction_set() -> str:
     supported = supported_instruction_sets()
     wanted = os.environ.get(INSTRUCTION_SET_VARIABLE) or supported[-1]
     if wanted not in supported:
-        raise ValueError(f"{INSTRUCTION_SET_VARIABLE} must be one of {', '.join(supported)} here, got {wanted!r}")
+        raise ValueError(
+            f"{INSTRUCTION_SET_VARIABLE} must be one of {', '.join(supported)} here, got {wanted!r}"
+        )
     return wanted
 
 
@@ -137,29 +184,99 @@ def run(name: str, features: ScoreFeatures, options: Options, **fields: Any) -> 
     params = AttentionParams(
         batch_size=batch,
         num_heads=heads,
+        group=features.group,
         num_components=components,
         num_queries=num_queries,
         num_keys=num_keys,
         num_features=num_features,
         is_shared=query_bias is not None,
         is_hard=options.is_hard,
-        is_causal=options.is_causal,
+        left=-1 if options.left is None else options.left,
+        right=-1 if options.right is None else options.right,
         is_double=query.dtype == torch.float64,
-        num_threads=_num_threads(key_bias.numel() * num_queries * num_features),
+        num_threads=_num_threads(features.group * key_bias.numel() * num_queries * num_features),
         **_pointers(fields),
     )
     _call(name, params)
 
 
+class Mixture(NamedTuple):
+    """The arguments of a call by its own tensors."""
+
+    query: Tensor  # (B, Hq, L, D)
+    keys: Tensor  # (B, H, M or 1, S, D)
+    shifts: Tensor | None  # (H, M, D)
+    value: Tensor  # (B, H, S, E)
+    log_prior: Tensor | None  # broadcastable to (B, H, M, S), at full precision
+    mask: Tensor | None  # broadcastable to (B, Hq, L, S), bool or at full precision
+    seed: Tensor | None  # of dropout (1,)
+    variance: float
+    is_dot: bool
+    is_hard: bool
+    is_causal: bool
+    dropout_p: float
+    normalises_prior: bool
+
+
+def run_mixture(name: str, x: Mixture, **tensors: Tensor | None) -> None:
+    """Call ``mgk_mixture_{name}`` with the results and gradients in ``tensors``, contiguous."""
+    query, keys, value = (t if t.stride(-1) == 1 else t.contiguous() for t in (x.query, x.keys, x.value))
+    batch, query_heads, num_queries, width = query.shape
+    heads, num_keys = keys.shape[1], keys.shape[3]
+    components = keys.shape[2] if x.shifts is None else x.shifts.shape[1]
+    params = MixtureParams(
+        batch_size=batch,
+        num_heads=heads,
+        group=query_heads // heads,
+        num_components=components,
+        num_queries=num_queries,
+        num_keys=num_keys,
+        key_width=width,
+        value_width=value.shape[-1],
+        is_dot=x.is_dot,
+        is_hard=x.is_hard,
+        is_causal=x.is_causal,
+        dtype=_DTYPES.index(query.dtype),
+        num_threads=_num_threads(batch * query_heads * components * num_keys * num_queries * width),
+        variance=x.variance,
+        near_zero=2 * SMALL_SCORE * x.variance,
+        query_strides=query.stride()[:3],
+        key_strides=keys.stride()[:4],
+        value_strides=value.stride()[:3],
+        normalises_prior=x.normalises_prior,
+        is_key_mask=x.mask is not None
+        and x.mask.shape[2] == 1
+        and (heads == query_heads or x.mask.shape[1] == 1),
+    )
+    tensors |= {"query": query, "keys": keys, "value": value}
+    if x.shifts is not None:
+        tensors["shifts"] = x.shifts.contiguous()
+    if x.log_prior is not None:
+        tensors["log_prior"] = expanded = x.log_prior.expand(batch, heads, components, num_keys)
+        params.log_prior_strides[:] = expanded.stride()
+    for field, value_ in mask_fields(x.mask, (batch, query_heads, num_queries, num_keys)).items():
+        setattr(params, field, value_.data_ptr() if isinstance(value_, Tensor) else value_)
+    for field, number in dropout_fields(x.seed, x.dropout_p).items():
+        setattr(params, field, number)
+    for field, tensor in tensors.items():
+        if tensor is not None:
+            setattr(params, field, tensor.data_ptr())
+    _call(f"mixture_{name}", params)
+
+
 def counts(
-    features: ScoreFeatures, mask: Tensor | None, query_mask: Tensor | None, is_hard: bool, is_causal: bool
+    features: ScoreFeatures,
+    mask: Tensor | None,
+    query_mask: Tensor | None,
+    segments: Tensor | None,
+    options: Options,
 ) -> Tensor:
     """N_jr = sum_i gamma_ijr (B, H, M, S), over the queries of ``query_mask`` (B, L)."""
     features = contiguous(features)
     out = torch.empty_like(features.key_bias)
     weight = None if query_mask is None else query_mask.to(out.dtype).contiguous()
     fields = mask_fields(mask, (*features.query.shape[:3], features.key_bias.shape[3]))
-    run("count", features, Options(is_hard, is_causal, 0.0), **fields, query_weight=weight, counts=out)
+    run("count", features, options, **fields, segments=segments, query_weight=weight, counts=out)
     return out
 
 
@@ -178,13 +295,13 @@ def decode(
     mask: Tensor | None,
     is_dot: bool,
     is_hard: bool,
-) -> Tensor:
-    """The output (B, H, 1, E) of one query, reading keys and values in place."""
+) -> tuple[Tensor, Tensor]:
+    """The output (B, Hq, 1, E) and the log-sum-exp (B, Hq, 1) of one query, reading keys and values in place."""
     batch, heads, _, num_keys, width = keys.shape
     components = keys.shape[2] if shifts is None else shifts.shape[1]
     scores = (batch, heads, components, num_keys)
     keys, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (keys, value))
-    out = value.new_empty(batch, heads, 1, value.shape[-1])
+    out, lse = value.new_empty(*query.shape[:3], value.shape[-1]), value.new_empty(query.shape[:3])
     tensors = {
         "query": query.contiguous(),
         "shifts": None if shifts is None else shifts.contiguous(),
@@ -192,8 +309,9 @@ def decode(
         "value": value,
         "log_prior": None if log_prior is None else log_prior.expand(scores),
         "variance": variance.expand(scores),
-        "mask": None if mask is None else mask.expand(batch, heads, 1, num_keys)[:, :, 0],
+        "mask": None if mask is None else mask.expand(*query.shape[:3], num_keys)[:, :, 0],
         "out": out,
+        "lse": lse,
     }
     strides = {"key_strides": keys.stride()[:4], "value_strides": value.stride()[:3]}
     for name in ("log_prior", "variance", "mask"):
@@ -202,6 +320,7 @@ def decode(
     params = DecodeParams(
         batch_size=batch,
         num_heads=heads,
+        group=query.shape[1] // heads,
         num_components=components,
         num_keys=num_keys,
         key_width=width,
@@ -215,7 +334,14 @@ def decode(
         **_pointers(tensors),
     )
     _call("decode", params)
-    return out
+    return out, lse
+
+
+def run_part(part: str, rounds: int, width: int) -> float:
+    """Run one of PARTS on tiles in the cache; the number of operations, or of scores."""
+    assert not isinstance(_library, str)
+    sizes = (PARTS.index(part), rounds, torch.get_num_threads(), width)
+    return float(_library.mgk_run_part(*map(ctypes.c_int64, sizes), instruction_set().encode()))
 
 
 def _pointers(fields: dict[str, Any]) -> dict[str, Any]:
@@ -246,4 +372,8 @@ def mask_fields(mask: Tensor | None, shape: tuple[int, ...]) -> dict[str, Any]:
 
 def dropout_fields(seed: Tensor | None, dropout_p: float) -> dict[str, Any]:
     """The seed, and p as a fraction of 2^32."""
-    return {} if seed is None else {"dropout_seed": int(seed.item()), "dropout_threshold": round(dropout_p * 2**32)}
+    return (
+        {}
+        if seed is None
+        else {"dropout_seed": int(seed.item()), "dropout_threshold": round(dropout_p * 2**32)}
+    )

@@ -17,15 +17,20 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from mgk.functional import masks
 from mgk.functional.backends import Backend, Task
+from mgk.functional.mixture.blocks import block_of_mask
 from mgk.functional.mixture.features import ScoreFeatures, score_features
-from mgk.functional.mixture.inputs import LOG_ZERO, AttentionInputs, needs_grad
+from mgk.functional.mixture.inputs import LOG_ZERO, AttentionInputs, compute_dtype
+from mgk.functional.mixture.reference import attention
+from mgk.functional.validation import has_tangent, is_plain, is_static, known, needs_grad
 
 # exp(-60) is 1e-26: a rank-M factor that small times a softmax weight still keeps float32's full precision.
 LARGEST_SPREAD = 60.0
+# A mask beyond rounds scores away, in float64 too.
+LARGE_MASK = 1e18
 # bfloat16 columns of 8 bits that together hold a float32 bias.
 BFLOAT16_PARTS = 3
-# Queries that share one explicit causal mask: the mask takes CAUSAL_CHUNK * M * S elements, not L * M * S.
-CAUSAL_CHUNK = 256
+# Queries that share one explicit mask of the keys in their range: it takes CHUNK * M * S elements, not L * M * S.
+CHUNK = 256
 
 
 class Sdpa(Backend[AttentionInputs]):
@@ -38,6 +43,10 @@ class Sdpa(Backend[AttentionInputs]):
         """A soft E-step; dropout only where SDPA's own acts on position weights; no gradient of a mask."""
         if task != "attention":
             return "it does not compute responsibilities"
+        if inputs.return_lse:
+            return "it has no log-sum-exp that can be differentiated"
+        if any(map(has_tangent, inputs)):
+            return "it has no forward-mode derivative"
         if inputs.is_hard:
             return "its softmax cannot take the maximum over components that e_step='hard' needs"
         if inputs.dropout_p > 0:
@@ -48,23 +57,32 @@ class Sdpa(Backend[AttentionInputs]):
         return "the gradient of attn_mask needs N x N memory there" if needs_grad(inputs.attn_mask) else None
 
     def is_efficient(self, inputs: AttentionInputs) -> bool:
-        """Unless it would run in float64."""
-        return not _needs_float64(inputs)
+        """Unless it would run in float64, or unroll a loop over chunks of a length that is left open."""
+        return not _needs_float64(inputs) and (
+            inputs.key_range.is_whole or _has_own_causality(inputs) or is_static(inputs.num_queries)
+        )
 
-    def attention(self, inputs: AttentionInputs) -> Tensor:
+    def attention(self, inputs: AttentionInputs) -> tuple[Tensor, None]:
         """h_i = sum_j A_ij v_j (Eq. 10)."""
+        inputs = inputs.with_repeated_heads()
+        if _has_large_mask(inputs):
+            # fused kernels save a log-sum-exp, which cannot hold the logarithm beside a large mask
+            dtype = torch.float64 if _needs_float64(inputs) else compute_dtype(inputs.query)
+            return attention(inputs.in_dtype(dtype))[0], None
         if _is_softmax(inputs):
-            return _attend(inputs, inputs.query, inputs.keys, inputs.value, scale=1 / float(inputs.variance))
+            scale = 1 / float(inputs.variance)
+            return _attend(inputs, inputs.query, inputs.keys, inputs.value, scale=scale), None
         inputs = inputs.with_normalised_prior().with_key_mask_in_prior()
         if _fits_bfloat16(inputs):
-            return _split_bias(inputs)
+            return _split_bias(inputs), None
         inputs = inputs.in_dtype(torch.float64) if _needs_float64(inputs) else inputs.at_full_precision()
         features = _near_zero(inputs, score_features(inputs))
         if features.query_bias is None:
-            return _all_components(inputs, features)
+            return _all_components(inputs, features), None
         if _may_factor(features):
-            return _factored(inputs, features)
-        return _all_components(inputs, _near_zero(inputs, score_features(inputs.with_expanded_keys())))
+            return _factored(inputs, features), None
+        features = _near_zero(inputs, score_features(inputs.with_expanded_keys()))
+        return _all_components(inputs, features), None
 
 
 def _needs_float64(inputs: AttentionInputs) -> bool:
@@ -84,13 +102,24 @@ def _is_softmax(inputs: AttentionInputs) -> bool:
     )
 
 
+def _has_large_mask(inputs: AttentionInputs) -> bool:
+    """Whether a float mask or a prior has finite numbers beside which scores vanish. A look at values, as below."""
+    for x in (inputs.attn_mask, inputs.log_prior):
+        if x is None or not x.is_floating_point() or x.device.type != "cpu" or not is_plain(x):
+            continue
+        if ((x.detach().abs() > LARGE_MASK) & (x > -torch.inf)).any():
+            return True
+    return False
+
+
 def _near_zero(inputs: AttentionInputs, features: ScoreFeatures) -> ScoreFeatures:
     """key_bias less log sum_jr exp(key_bias_jr): SDPA saves a log-sum-exp in float32, which is more precise near 0.
 
-    Under causality less the first key's bias and log(M S) / 2, so that no later key affects an earlier output.
+    Under causality less the first key's bias and log(M S) / 2, so that no later key affects an earlier output. Not in
+    a window or in segments, where later queries may not see the first key.
     """
     bias = features.key_bias.detach()
-    if inputs.is_causal:
+    if inputs.is_causal and not inputs.key_range.is_local:
         first = bias[..., :1].amax(2, keepdim=True)
         level = first.where(first > LOG_ZERO, 0.0) + math.log(inputs.num_mixtures * inputs.num_keys) / 2
     else:
@@ -100,7 +129,7 @@ def _near_zero(inputs: AttentionInputs, features: ScoreFeatures) -> ScoreFeature
 
 def _all_components(inputs: AttentionInputs, features: ScoreFeatures) -> Tensor:
     """Identity 1."""
-    query, keys = _biased(features, features.key_bias.clamp_min(LOG_ZERO), inputs.value.shape[-1])
+    query, keys = _biased(features, _finite_bias(features.key_bias), inputs.value.shape[-1])
     return _attend(inputs, query, keys, inputs.value)
 
 
@@ -110,6 +139,16 @@ def _biased(features: ScoreFeatures, bias: Tensor, value_width: int) -> tuple[Te
     ones = pad(features.query.new_ones(1), (0, rest)).expand(*features.query.shape[:-1], -1)
     zeros = bias.new_zeros(1).expand(*bias.shape, rest)
     return torch.cat([features.query, ones], -1), torch.cat([features.keys, bias.unsqueeze(-1), zeros], -1)
+
+
+def _finite_bias(bias: Tensor) -> Tensor:
+    """-inf as the lowest number, which has no weight beside any other: those stay above, in order."""
+    lowest = torch.finfo(bias.dtype).min
+    value = bias.detach()
+    compressed = value / 2 + lowest / 8  # from lowest / 4 on, for values below it
+    is_low = (value < lowest / 4) & (value > -torch.inf)
+    bias = torch.where(is_low, bias + (compressed - value), bias)
+    return bias.masked_fill(value == -torch.inf, lowest)
 
 
 def _fits_bfloat16(inputs: AttentionInputs) -> bool:
@@ -131,8 +170,9 @@ def _split_bias(inputs: AttentionInputs) -> Tensor:
     assert not isinstance(inputs.variance, Tensor)
     rest = -inputs.keys.float().square().sum(-1, keepdim=True) / 2
     if inputs.log_prior is not None:
-        rest = rest + inputs.variance * inputs.log_prior.float().unsqueeze(-1)
-    rest = rest.clamp_min(LOG_ZERO)
+        prior = inputs.log_prior.float().unsqueeze(-1)
+        rest = masks.add(rest, masks.to_dtype(inputs.variance * prior.double(), torch.float32))
+    rest = _finite_bias(rest)
     parts = []
     for _ in range(BFLOAT16_PARTS):
         parts.append(rest.bfloat16())
@@ -144,7 +184,7 @@ def _split_bias(inputs: AttentionInputs) -> Tensor:
 def _may_factor(features: ScoreFeatures) -> bool:
     """Whether u.w keeps its precision. It depends on values, so only on the CPU and outside torch.compile."""
     assert features.query_bias is not None
-    if torch.compiler.is_compiling() or features.query.device.type != "cpu":
+    if features.query.device.type != "cpu" or not all(is_plain(x) for x in features if x is not None):
         return False
     biases = (features.query_bias.detach(), features.key_bias.detach())
     query_spread, key_spread = ((bias.amax(2) - bias.amin(2)).amax() for bias in biases)
@@ -154,40 +194,50 @@ def _may_factor(features: ScoreFeatures) -> bool:
 def _factored(inputs: AttentionInputs, features: ScoreFeatures) -> Tensor:
     """Identity 2."""
     assert features.query_bias is not None
-    key_max = features.key_bias.detach().amax(2, keepdim=True).clamp_min(LOG_ZERO)  # (B, H, 1, S)
-    factor = (features.key_bias - key_max).exp().movedim(2, 3).unsqueeze(-1)  # w (B, H, S, M, 1)
+    key_max = features.key_bias.detach().amax(2, keepdim=True)  # (B, H, 1, S)
+    factor = (features.key_bias - key_max.masked_fill(key_max == -torch.inf, 0.0)).exp()
+    factor = factor.movedim(2, 3).unsqueeze(-1)  # w (B, H, S, M, 1)
     values = torch.cat([factor * inputs.value.unsqueeze(3), factor], -1).flatten(3)
-    query, keys = _biased(features, key_max, values.shape[-1])
+    query, keys = _biased(features, _finite_bias(key_max), values.shape[-1])
     parts = _attend(inputs, query, keys, values).unflatten(3, (inputs.num_mixtures, -1))  # (B, H, L, M, E + 1)
     bias = features.query_bias.movedim(2, 3).unsqueeze(-1)  # (B, H, L, M, 1)
     sums = ((bias - bias.detach().amax(3, keepdim=True)).exp() * parts).sum(3)
     return masks.divide(sums[..., :-1], sums[..., -1:])
 
 
+def _has_own_causality(inputs: AttentionInputs) -> bool:
+    """Whether ``is_causal`` of SDPA itself serves a call with one key for each position."""
+    is_single = inputs.num_mixtures == 1 and inputs.is_causal and not inputs.key_range.is_local
+    return is_single and known(inputs.num_queries == inputs.num_keys) and inputs.attn_mask is None
+
+
 def _attend(inputs: AttentionInputs, query: Tensor, keys: Tensor, value: Tensor, scale: float = 1.0) -> Tensor:
     """SDPA of features (B, H, L, F) over keys (B, H, M, S, F) under the inputs' masks: zeros where no key is left."""
     num_queries, num_keys, width = inputs.num_queries, inputs.num_keys, value.shape[-1]
     query, keys, value = _to_one_width(query, keys, value)
-    alive = None if inputs.log_prior is None else (inputs.log_prior > -torch.inf).any(2)  # (B, H, S), broadcastable
+    alive = (
+        None if inputs.log_prior is None else (inputs.log_prior > -torch.inf).any(2)
+    )  # (B, H, S), broadcastable
     options: dict[str, Any] = {"dropout_p": inputs.dropout_p, "scale": scale}
-    has_own_causality = keys.shape[2] == 1 and num_queries == num_keys and inputs.attn_mask is None
-    if not inputs.is_causal or has_own_causality:
+    key_range = inputs.key_range
+    if key_range.is_whole or (keys.shape[2] == 1 and _has_own_causality(inputs)):
         out = _masked_sdpa(query, keys, value, inputs.attn_mask, alive, is_causal=inputs.is_causal, **options)
         return out[..., :width]
-    offset = num_keys - num_queries
-    chunks = []
-    for start in range(0, num_queries, CAUSAL_CHUNK):
-        stop = min(start + CAUSAL_CHUNK, num_queries)
-        seen = stop + offset
-        if seen <= 0:
-            chunks.append(query.new_zeros(*query.shape[:2], stop - start, value.shape[-1]))
+    window, chunks = (
+        key_range._replace(segments=None),
+        [],
+    )  # segments are values, which torch.compile does not know
+    for start in range(0, num_queries, CHUNK):
+        rows = slice(start, min(start + CHUNK, num_queries))
+        seen = slice(*window.block_bounds(rows, num_queries, num_keys))
+        if seen.start == seen.stop:
+            chunks.append(query.new_zeros(*query.shape[:2], rows.stop - rows.start, value.shape[-1]))
             continue
-        mask = masks.causal_mask(stop - start, seen, query.device, first_query=start, offset=offset)[None, None]
+        mask = key_range.mask(num_queries, num_keys, query.device, rows, seen)
         if inputs.attn_mask is not None:
-            rows = slice(start, stop) if inputs.attn_mask.shape[2] > 1 else slice(None)
-            mask = masks.join(inputs.attn_mask[:, :, rows, :seen], mask)
-        chunk_alive = None if alive is None else alive[..., :seen]
-        tensors = (query[:, :, start:stop], keys[:, :, :, :seen], value[:, :, :seen])
+            mask = masks.join(block_of_mask(inputs.attn_mask, rows, seen), mask)
+        chunk_alive = alive if alive is None or alive.shape[-1] == 1 else alive[..., seen]
+        tensors = (query[:, :, rows], keys[:, :, :, seen], value[:, :, seen])
         chunks.append(_masked_sdpa(*tensors, mask, chunk_alive, is_causal=False, **options))
     return torch.cat(chunks, 2)[..., :width]
 
@@ -201,11 +251,18 @@ def _masked_sdpa(
     if mask is not None:
         allowed = masks.admitted(mask) if alive is None else masks.admitted(mask) & alive.unsqueeze(2)
         filled = allowed.any(-1, keepdim=True)
-        mask = mask | ~filled if mask.dtype == torch.bool else mask.masked_fill(~filled, 0.0).to(query.dtype)
+        dtype = torch.promote_types(query.dtype, torch.float32)  # half precision has no room for a float32 mask
+        mask = (
+            mask | ~filled
+            if mask.dtype == torch.bool
+            else masks.to_dtype(mask.masked_fill(~filled, 0.0), dtype)
+        )
         if mask.shape[3] > 1:
             mask = mask.repeat(1, 1, 1, mixtures)
     elif alive is not None:
-        filled = (alive.cumsum(-1) > 0).unsqueeze(-1) if options["is_causal"] else alive.any(-1)[..., None, None]
+        filled = (
+            (alive.cumsum(-1) > 0).unsqueeze(-1) if options["is_causal"] else alive.any(-1)[..., None, None]
+        )
     value = value.repeat(1, 1, mixtures, 1) if mixtures > 1 else value
     out = scaled_dot_product_attention(query, keys.flatten(2, 3), value, attn_mask=mask, **options)
     return out if filled is None else out.masked_fill(~filled, 0.0)
@@ -216,5 +273,7 @@ def _to_one_width(query: Tensor, keys: Tensor, value: Tensor) -> tuple[Tensor, T
     width = max(query.shape[-1], value.shape[-1])
     if query.device.type != "cpu":
         width = -(-width // 8) * 8
-    query, keys, value = (pad(x, (0, width - x.shape[-1])) if x.shape[-1] < width else x for x in (query, keys, value))
+    query, keys, value = (
+        pad(x, (0, width - x.shape[-1])) if x.shape[-1] < width else x for x in (query, keys, value)
+    )
     return query, keys, value

@@ -1,0 +1,5 @@
+"""The version of the installed package: reading it takes longer than all of ``import mgk``."""
+
+from importlib.metadata import version
+
+__version__ = version("mgk")

@@ -1,0 +1,191 @@
+"""A model of a run or of a folder, and the example that it reads."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from torch import Tensor
+from transformers import AutoConfig, AutoTokenizer
+
+import mgk.models
+from mgk._util.errors import UsageError
+from mgk.analysis.explorer import ModelInput, Pixels
+from mgk.analysis.model_source import ModelSource
+from mgk.data.task_registry import find_task
+from mgk.training.run_dir import read_run_recipe
+from mgk.training.tasks import open_data, quiet
+
+# What a model of a folder reads unless the user says otherwise.
+DEFAULT_TEXT = (
+    "A key with two components can be near to two kinds of queries: one head then does the work of two."
+)
+_SPACE = "▁"  # of SentencePiece, before a word
+
+
+@dataclass(frozen=True)
+class Content:
+    """What a model is to read: a text, the two texts of a pair, or the tensors of an image."""
+
+    texts: tuple[str, ...] = ()
+    image: dict[str, Tensor] | None = None
+
+
+def load_model(source: ModelSource) -> Any:
+    """The model of the class that saved it, in float32; nothing is downloaded, no code of the folder is run."""
+    try:
+        config = AutoConfig.from_pretrained(source.folder, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise UsageError(f"{source.folder}: the configuration cannot be read: {_first_line(error)}") from None
+    for name in config.architectures or ("AutoModel",):
+        is_ours = name in mgk.models.__all__
+        found = getattr(mgk.models if is_ours else transformers, name, None)
+        if found is not None:
+            options = {} if is_ours else {"attn_implementation": "eager"}
+            try:
+                with quiet():
+                    return found.from_pretrained(
+                        source.folder, dtype=torch.float32, local_files_only=True, **options
+                    ).eval()
+            except (OSError, ValueError) as error:
+                raise UsageError(f"{source.folder}: the model cannot be loaded: {_first_line(error)}") from None
+    raise UsageError(
+        f"{source.folder}: neither mgk nor transformers has a class {' or '.join(config.architectures)}"
+    )
+
+
+def choose_content(
+    source: ModelSource, texts: Sequence[str], *, example: int | None, max_tokens: int
+) -> Content:
+    """The user's text; else an example of the run's test split; else a sentence of ours.
+
+    Args:
+        source: of the first model.
+        texts: of the user: one, two for a model of pairs, or none.
+        example: which of the split, from 1; if not given, the first whose length is nearest to ``max_tokens``.
+        max_tokens: that a page shows.
+    """
+    if texts or source.run is None:
+        if example is not None:
+            raise UsageError("--example is one of a run's test split: it needs a RUN and no --text")
+        return Content(tuple(texts) or (DEFAULT_TEXT,))
+    recipe = read_run_recipe(source.run)
+    with quiet():
+        data = open_data(recipe.data)
+        rows = data.split("test")
+        count = len(rows)  # type: ignore[arg-type]  # every data set of ours has a length
+        if example is not None and not 1 <= example <= count:
+            raise UsageError(f"--example must be from 1 to {count}, got {example}")
+        row = rows[_nearest(rows, min(count, 1000), max_tokens) if example is None else example - 1]
+        tokenizer = data.tokenizer()
+    if find_task(recipe.data.name).kind == "image":
+        return Content(image={name: x for name, x in row.items() if name in ("input_ids", "pixel_values")})
+    assert tokenizer is not None
+    names = [name for name in ("input_ids", "input_ids_2") if name in row]
+    return Content(tuple(str(tokenizer.decode(row[name].tolist())) for name in names))
+
+
+def read_content(
+    source: ModelSource, model: Any, content: Content, *, max_tokens: int
+) -> tuple[ModelInput, str]:
+    """What the model reads, and a note where that is not all of the content."""
+    reads_images = isinstance(model, mgk.models.MgkForImageClassification)
+    if reads_images != (content.image is not None):
+        sentence = "the model reads images, got text" if reads_images else "the model reads text, got an image"
+        raise UsageError(f"{source.path}: {sentence}; images are those of a RUN's test split")
+    if content.image is not None:
+        return _image_input(source, model, content.image), ""
+    is_pair = isinstance(model, mgk.models.MgkForDocumentRetrieval)
+    wanted = 2 if is_pair else 1
+    if len(content.texts) != wanted:
+        raise UsageError(
+            f"{source.path}: the model reads {wanted} text{'s' if is_pair else ''}, got {len(content.texts)}:"
+            f" give {' '.join(['--text ...'] * wanted)}"
+        )
+    tokenizer = _tokenizer(source)
+    limit = min(max_tokens, getattr(model.config, "max_position_embeddings", None) or max_tokens)
+    inputs: dict[str, Tensor] = {}
+    note = ""
+    for suffix, text in zip(("", "_2"), content.texts, strict=False):
+        found, total = _tokenized(tokenizer, text, limit, source)
+        inputs |= {f"{name}{suffix}": values for name, values in found.items()}
+        if not suffix and total > limit:
+            note = f"The first {limit:,} of {total:,} tokens."
+    name_of = lambda index: token_text(tokenizer, index)  # noqa: E731
+    tokens = [name_of(index) for index in inputs["input_ids"].tolist()]
+    if getattr(model.config, "pooling", None) == "cls":
+        tokens.insert(0, "[cls]")
+    if is_pair:
+        note = f"{note} Attention inside the first text; the prediction is of both.".strip()
+    return ModelInput(inputs, tuple(tokens), name_of), note
+
+
+def token_text(tokenizer: Any, index: int) -> str:
+    """A token as it stands in a text: with its space, and a byte that is no letter in hexadecimal."""
+    piece = tokenizer.convert_ids_to_tokens(index)
+    if piece is None:
+        return f"<{index}>"
+    text = str(tokenizer.decode([index], clean_up_tokenization_spaces=False))
+    if "\ufffd" in text or not text:
+        codes = transformers.convert_slow_tokenizer.bytes_to_unicode()
+        values = {symbol: value for value, symbol in codes.items()}
+        is_bytes = bool(text) and all(symbol in values for symbol in piece)
+        return "".join(f"\\x{values[symbol]:02x}" for symbol in piece) if is_bytes else piece
+    return f" {text}" if piece.startswith(_SPACE) and not text.startswith(" ") else text
+
+
+def _nearest(rows: Any, count: int, length: int) -> int:
+    """The first of ``count`` examples whose length is nearest to ``length``."""
+    lengths = np.array([len(next(iter(rows[place].values()))) for place in range(count)])
+    return int(np.abs(lengths - length).argmin())
+
+
+def _tokenizer(source: ModelSource) -> Any:
+    try:
+        return AutoTokenizer.from_pretrained(source.folder, local_files_only=True)
+    except Exception as error:  # transformers raises a dozen kinds, by what is missing
+        raise UsageError(f"{source.folder}: the tokenizer cannot be loaded: {_first_line(error)}") from None
+
+
+def _tokenized(tokenizer: Any, text: str, limit: int, source: ModelSource) -> tuple[dict[str, Tensor], int]:
+    """The inputs of at most ``limit`` tokens, and how many the text has."""
+    try:
+        with quiet():
+            total = len(tokenizer(text)["input_ids"])
+            found = tokenizer(text, truncation=True, max_length=limit, return_tensors="pt")
+    except Exception as error:  # the tokenizers' own errors have no common class
+        raise UsageError(
+            f"{source.path}: the tokenizer does not know this text ({_first_line(error)}): give another --text"
+        ) from None
+    if not total:
+        raise UsageError(f"{source.path}: the text has no token: give another --text")
+    return {name: values[0] for name, values in found.items()}, total
+
+
+def _image_input(source: ModelSource, model: Any, image: dict[str, Tensor]) -> ModelInput:
+    """An image as pixels from 0 to 255, or as patches in the mean of their colours."""
+    wanted = "input_ids" if getattr(model.config, "patch_size", None) is None else "pixel_values"
+    if wanted not in image:
+        raise UsageError(f"{source.path}: the model reads {wanted}, and the example has {', '.join(image)}")
+    if wanted == "input_ids":
+        values = image[wanted].tolist()
+        tokens, colours = (
+            [str(value) for value in values],
+            [f"#{value:02x}{value:02x}{value:02x}" for value in values],
+        )
+    else:
+        size = model.config.patch_size
+        means = torch.nn.functional.avg_pool2d(image[wanted].float(), size).flatten(1).T  # (patches, channels)
+        shades = (means.expand(-1, 3) * 255).round().int().clamp(0, 255).tolist()
+        colours = [f"#{red:02x}{green:02x}{blue:02x}" for red, green, blue in shades]
+        tokens = list(colours)
+    width = model.config.image_size // (model.config.patch_size or 1)
+    if getattr(model.config, "pooling", None) == "cls":
+        tokens.insert(0, "[cls]")
+    return ModelInput({wanted: image[wanted]}, tuple(tokens), None, Pixels(width, tuple(colours)))
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -1,0 +1,340 @@
+// A call by its own tensors: the features (mixture/features.py) are made from query, keys and shifts where they lie, and
+// the gradients go back to them. For one variance of all; half precision is widened as it is read, gradients rounded.
+
+struct BFloat16 {
+    uint16_t bits;
+};
+
+inline float widen(float x) { return x; }
+inline double widen(double x) { return x; }
+inline float widen(BFloat16 x) {
+    const uint32_t bits = uint32_t(x.bits) << 16;
+    float wide;
+    std::memcpy(&wide, &bits, sizeof wide);
+    return wide;
+}
+
+inline void narrow(float x, float& to) { to = x; }
+inline void narrow(double x, double& to) { to = x; }
+inline void narrow(float x, BFloat16& to) {
+    uint32_t bits;
+    std::memcpy(&bits, &x, sizeof bits);
+    const bool is_nan = (bits & 0x7fffffff) > 0x7f800000;
+    to.bits = is_nan ? 0x7fc0 : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;  // to the nearest, ties to even
+}
+#if defined(__FLT16_MANT_DIG__)
+inline float widen(_Float16 x) { return x; }
+inline void narrow(float x, _Float16& to) { to = _Float16(x); }
+#endif
+
+// a + b, finite where both are: only -inf excludes a key.
+template <typename T>
+inline T finite_sum(T a, T b) {
+    const T sum = a + b;
+    return sum == NEG_INF<T> && a != sum && b != sum ? std::numeric_limits<T>::lowest() : sum;
+}
+
+// `heads` key heads of all batch entries, from `first_head` on; a `head` is counted from it. G query heads read each.
+template <typename E>
+struct Mixture {
+    using T = std::conditional_t<std::is_same<E, double>::value, double, float>;
+
+    const MixtureParams& p;
+    const int64_t first_head, heads, threads, G, M, L, S, D, products;
+    const T inverse;                      // 1 / sigma^2
+    Buffer<T> query, keys, value;         // [head][G][L][D], [head][products][S][D], [head][S][E]
+    Buffer<T> biases_of_query, key_bias;  // [head][G][M][L] if shifted, [head][M][S]
+    Buffer<T> shifts;                     // [head][M][D], less their mean
+
+    Mixture(const MixtureParams& params, int64_t first_head, int64_t heads, int64_t threads)
+        : p(params), first_head(first_head), heads(heads), threads(threads), G(p.group), M(p.num_components),
+          L(p.num_queries), S(p.num_keys), D(p.key_width), products(p.shifts ? 1 : M), inverse(T(1 / p.variance)),
+          query(heads * G * L * D),
+          keys(heads * products * S * D), value(heads * S * p.value_width),
+          biases_of_query(p.shifts ? heads * G * M * L : 1), key_bias(heads * M * S), shifts(p.shifts ? heads * M * D : 1) {
+        for_all(heads, threads, [&](int64_t head) { set_features(head); });
+    }
+
+    AttentionParams features() const {
+        AttentionParams a = {};
+        a.batch_size = heads == 1 ? 1 : p.batch_size, a.num_heads = heads == 1 ? 1 : p.num_heads;
+        a.group = G, a.first_head = first_head * G, a.num_components = M, a.num_queries = L;
+        a.num_keys = S, a.num_features = D, a.value_width = p.value_width, a.num_threads = threads;
+        a.is_shared = p.shifts != nullptr, a.is_hard = p.is_hard, a.left = -1;
+        a.right = p.is_causal ? 0 : -1;
+        a.is_double = std::is_same<T, double>::value;
+        a.query = query, a.keys = keys, a.key_bias = key_bias, a.value = value;
+        if (p.shifts) a.query_bias = biases_of_query;
+        if (p.mask && !p.is_key_mask) {
+            const int64_t start = batch_of(0) * p.mask_strides[0] + head_of(0) * G * p.mask_strides[1];
+            a.mask = static_cast<const char*>(p.mask) + start * (p.mask_is_bool ? 1 : sizeof(T));
+            a.mask_is_bool = p.mask_is_bool;
+            std::memcpy(a.mask_strides, p.mask_strides, sizeof a.mask_strides);
+        }
+        a.dropout_seed = p.dropout_seed, a.dropout_threshold = p.dropout_threshold;
+        a.out = static_cast<T*>(p.out) + first_head * G * L * p.value_width;
+        a.row_max = static_cast<T*>(p.row_max) + first_head * G * L;
+        a.row_sum = static_cast<T*>(p.row_sum) + first_head * G * L;
+        return a;
+    }
+
+    void forward() const { run(features(), Mode::FORWARD); }
+
+    // d_shifts: [head of all][M][D], for the caller to sum over the batch.
+    void backward(double* d_shifts) const {
+        Buffer<T> d_query(heads * G * L * D), d_keys(heads * products * S * D), d_key_bias(heads * M * S);
+        Buffer<T> d_biases_of_query(p.shifts ? heads * G * M * L : 1), d_value(heads * S * p.value_width);
+        AttentionParams a = features();
+        a.grad = static_cast<const T*>(p.grad) + first_head * G * L * p.value_width;
+        a.d_query = d_query, a.d_keys = d_keys, a.d_key_bias = d_key_bias, a.d_value = d_value;
+        if (p.shifts) a.d_query_bias = d_biases_of_query;
+        run(a, Mode::BACKWARD);
+        for_all(heads, threads, [&](int64_t head) {
+            T* dq = d_query + head * G * L * D;
+            T* dk = d_keys + head * products * S * D;
+            const T* d_bias = d_key_bias + head * M * S;
+            const T* d_query_bias = d_biases_of_query + (p.shifts ? head * G * M * L : 0);
+            if (p.shifts) {
+                through_shifts(head, dq, dk, d_query_bias, d_bias, d_shifts + (first_head + head) * M * D);
+            } else if (!p.is_dot) {
+                for (int64_t j = 0; j < M * S; ++j) add_scaled(dk + j * D, keys_of(head) + j * D, -d_bias[j] * inverse);
+            }
+            for (int64_t x = 0; x < G * L * D; ++x) dq[x] *= inverse;
+            round(dq, G * L * D, p.d_query, head);
+            round(dk, products * S * D, p.d_keys, head);
+            round<T>(d_value + head * S * p.value_width, S * p.value_width, p.d_value, head);
+            if (p.d_log_prior) prior_gradient(head, d_query_bias, d_bias);
+        });
+    }
+
+  private:
+    int64_t batch_of(int64_t head) const { return (first_head + head) / p.num_heads; }
+    int64_t head_of(int64_t head) const { return (first_head + head) % p.num_heads; }
+    T* keys_of(int64_t head) const { return keys + head * products * S * D; }
+
+    template <int N>
+    static const E* row_of(const void* tensor, const Strides<N>& strides, int64_t b, int64_t h) {
+        return static_cast<const E*>(tensor) + b * strides[0] + h * strides[1];
+    }
+
+    void set_features(int64_t head) {
+        Buffer<T> centre(D), mean_shift(D);
+        set_zero<T>(mean_shift, D);
+        set_key_biases(head);
+        set_centre(head, centre);
+        if (p.shifts) centre_shifts(head, mean_shift);
+        set_keys(head, centre);
+        set_queries(head, centre, mean_shift);
+    }
+
+    // b_r less the mean over r, which goes to the queries: a common part of the shifts cancels in q - k_jr.
+    void centre_shifts(int64_t head, T* mean) {
+        const E* from = static_cast<const E*>(p.shifts) + head_of(head) * M * D;
+        T* to = shifts + head * M * D;
+        set_zero(mean, D);
+        for (int64_t x = 0; x < M * D; ++x) mean[x % D] += widen(from[x]) / M;
+        for (int64_t x = 0; x < M * D; ++x) to[x] = widen(from[x]) - mean[x % D];
+    }
+
+    // log pi_jr, normalised over r where asked for
+    T prior_of(int64_t b, int64_t h, int64_t r, int64_t j) const {
+        const int64_t* strides = p.log_prior_strides;
+        return static_cast<const T*>(p.log_prior)[b * strides[0] + h * strides[1] + r * strides[2] + j * strides[3]];
+    }
+
+    T prior_normaliser(int64_t b, int64_t h) const {
+        if (!p.normalises_prior) return 0;
+        T high = NEG_INF<T>, sum = 0;
+        for (int64_t r = 0; r < M; ++r) high = max_of(high, prior_of(b, h, r, 0));
+        if (high == NEG_INF<T>) return 0;
+        for (int64_t r = 0; r < M; ++r) sum += std::exp(prior_of(b, h, r, 0) - high);
+        return high + std::log(sum);
+    }
+
+    bool has_query_prior() const { return p.shifts && p.log_prior && p.log_prior_strides[3] == 0 && !p.is_hard; }
+
+    // What a prior and a key mask add to the scores of a key; the norms follow in set_keys.
+    void set_key_biases(int64_t head) {
+        const int64_t b = batch_of(head), h = head_of(head);
+        T* bias = key_bias + head * M * S;
+        const bool has_prior = p.log_prior && !has_query_prior();
+        const T normaliser = has_prior ? prior_normaliser(b, h) : T(0);
+        for (int64_t r = 0; r < M; ++r)
+            for (int64_t j = 0; j < S; ++j) bias[r * S + j] = has_prior ? prior_of(b, h, r, j) - normaliser : T(0);
+        if (!p.mask || !p.is_key_mask) return;
+        const int64_t start = b * p.mask_strides[0] + h * p.mask_strides[1];
+        for (int64_t j = 0; j < S; ++j) {
+            const int64_t at = start + j * p.mask_strides[3];
+            const T added = !p.mask_is_bool ? static_cast<const T*>(p.mask)[at]
+                            : static_cast<const unsigned char*>(p.mask)[at] ? T(0) : NEG_INF<T>;
+            for (int64_t r = 0; r < M; ++r) bias[r * S + j] = finite_sum(bias[r * S + j], added);
+        }
+    }
+
+    bool is_live(const T* bias, int64_t j) const {
+        for (int64_t r = 0; r < M; ++r)
+            if (bias[r * S + j] != NEG_INF<T>) return true;
+        return false;
+    }
+
+    // Any centre gives the same scores: the mean live key or, if causal, the first, unless it is near 0.
+    void set_centre(int64_t head, T* centre) const {
+        const E* from = row_of<4>(p.keys, p.key_strides, batch_of(head), head_of(head));
+        const T* bias = key_bias + head * M * S;
+        set_zero(centre, D);
+        if (p.is_dot) return;
+        int64_t count = 0;
+        for (int64_t j = 0; j < S && !(p.is_causal && count); ++j) {
+            if (!is_live(bias, j)) continue;
+            ++count;
+            for (int64_t r = 0; r < products; ++r)
+                for (int64_t d = 0; d < D; ++d) centre[d] += widen(from[r * p.key_strides[2] + j * p.key_strides[3] + d]);
+        }
+        T norm = 0;
+        for (int64_t d = 0; d < D; ++d) {
+            centre[d] /= T(max_of<int64_t>(count * products, 1));
+            norm += centre[d] * centre[d];
+        }
+        if (!(norm <= std::numeric_limits<T>::max()) || (p.is_causal && norm <= p.near_zero)) set_zero(centre, D);
+    }
+
+    void set_keys(int64_t head, const T* centre) {
+        const int64_t b = batch_of(head), h = head_of(head), E_ = p.value_width;
+        const E* from = row_of<4>(p.keys, p.key_strides, b, h);
+        T* bias = key_bias + head * M * S;
+        T half_shift[MAX_COMPONENTS] = {};
+        const T* shift = shifts + (p.shifts ? head * M * D : 0);
+        if (p.shifts)
+            for (int64_t r = 0; r < M; ++r) half_shift[r] = dot(shift + r * D, shift + r * D) / 2;
+        for (int64_t j = 0; j < S; ++j) {
+            const bool live = is_live(bias, j);  // what a dead key and its value hold is not read
+            const E* v = row_of<3>(p.value, p.value_strides, b, h) + j * p.value_strides[2];
+            T* to_value = value + (head * S + j) * E_;
+            for (int64_t e = 0; e < E_; ++e) to_value[e] = live ? widen(v[e]) : T(0);
+            for (int64_t r = 0; r < products; ++r) {
+                const E* k = from + r * p.key_strides[2] + j * p.key_strides[3];
+                T* y = keys_of(head) + (r * S + j) * D;
+                for (int64_t d = 0; d < D; ++d) y[d] = live ? widen(k[d]) - centre[d] : T(0);
+                if (p.is_dot) continue;
+                const T half_norm = dot(y, y) / 2;
+                if (!p.shifts) bias[r * S + j] = finite_sum(bias[r * S + j], -half_norm * inverse);
+                for (int64_t c = 0; p.shifts && c < M; ++c)
+                    bias[c * S + j] = finite_sum(
+                        bias[c * S + j], -(half_norm + half_shift[c] + dot(y, shift + c * D)) * inverse);
+            }
+        }
+    }
+
+    void set_queries(int64_t head, const T* centre, const T* mean_shift) {
+        const int64_t b = batch_of(head), h = head_of(head);
+        const T normaliser = has_query_prior() ? prior_normaliser(b, h) : T(0);
+        for (int64_t q = 0; q < G * L; ++q) {
+            const int64_t g = q / L, i = q % L;
+            const E* from = row_of<3>(p.query, p.query_strides, b, h * G + g) + i * p.query_strides[2];
+            T* x = query + (head * G * L + q) * D;
+            for (int64_t d = 0; d < D; ++d) x[d] = (widen(from[d]) - centre[d] - mean_shift[d]) * inverse;
+            for (int64_t r = 0; p.shifts && r < M; ++r) {
+                const T prior = has_query_prior() ? prior_of(b, h, r, 0) - normaliser : T(0);
+                biases_of_query[((head * G + g) * M + r) * L + i] = dot(x, shifts + (head * M + r) * D) + prior;
+            }
+        }
+    }
+
+    // Four sums at once: shorter sums round less, and none waits for the one before it.
+    T dot(const T* a, const T* b) const {
+        T sums[4] = {};
+        int64_t d = 0;
+        for (; d + 4 <= D; d += 4)
+            for (int64_t i = 0; i < 4; ++i) sums[i] += a[d + i] * b[d + i];
+        for (; d < D; ++d) sums[0] += a[d] * b[d];
+        return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+    }
+
+    void add_scaled(T* to, const T* from, T factor) const {
+        for (int64_t d = 0; d < D; ++d) to[d] += factor * from[d];
+    }
+
+    // Through query_bias_ir = x_i . b_r and key_bias_jr = -|y_j + b_r|^2 / (2 sigma^2).
+    void through_shifts(int64_t head, T* dq, T* dk, const T* d_query_bias, const T* d_bias, double* d_shift) const {
+        const T* shift = shifts + head * M * D;
+        for (int64_t r = 0; r < M; ++r) {
+            const T* b = shift + r * D;
+            for (int64_t d = 0; d < D; ++d) d_shift[r * D + d] = 0;
+            for (int64_t q = 0; q < G * L; ++q) {
+                const T g = d_query_bias[(q / L * M + r) * L + q % L];
+                const T* x = query + (head * G * L + q) * D;
+                add_scaled(dq + q * D, b, g);
+                for (int64_t d = 0; d < D; ++d) d_shift[r * D + d] += double(g) * x[d];
+            }
+            for (int64_t j = 0; j < S; ++j) {
+                const T g = -d_bias[r * S + j] * inverse;
+                const T* y = keys_of(head) + j * D;
+                for (int64_t d = 0; d < D; ++d) {
+                    const T along = g * (y[d] + b[d]);
+                    dk[j * D + d] += along;
+                    d_shift[r * D + d] += double(along);
+                }
+            }
+        }
+    }
+
+    template <typename From>
+    void round(const From* from, int64_t size, void* to, int64_t head) const {
+        E* target = static_cast<E*>(to) + (first_head + head) * size;
+        for (int64_t x = 0; x < size; ++x) narrow(from[x], target[x]);
+    }
+
+    // d_log_prior: [head][M][S], or [head][M] where positions share the prior, then less what normalising removes.
+    void prior_gradient(int64_t head, const T* d_query_bias, const T* d_bias) const {
+        const int64_t b = batch_of(head), h = head_of(head);
+        if (p.log_prior_strides[3] != 0) {
+            std::memcpy(static_cast<T*>(p.d_log_prior) + (first_head + head) * M * S, d_bias, M * S * sizeof(T));
+            return;
+        }
+        double sums[MAX_COMPONENTS], total = 0;
+        for (int64_t r = 0; r < M; ++r) {
+            sums[r] = 0;
+            for (int64_t q = 0; has_query_prior() && q < G * L; ++q)
+                sums[r] += double(d_query_bias[(q / L * M + r) * L + q % L]);
+            for (int64_t j = 0; !has_query_prior() && j < S; ++j) sums[r] += double(d_bias[r * S + j]);
+            total += sums[r];
+        }
+        const T normaliser = prior_normaliser(b, h);
+        for (int64_t r = 0; r < M; ++r) {
+            const double share = p.normalises_prior ? std::exp(double(prior_of(b, h, r, 0) - normaliser)) : 0.0;
+            static_cast<T*>(p.d_log_prior)[(first_head + head) * M + r] = T(sums[r] - share * total);
+        }
+    }
+};
+
+// Many short heads are calls of their own, each in the cache of one thread; otherwise the threads share each head.
+template <typename E>
+void run_mixture(const MixtureParams& p, Mode mode) {
+    constexpr int64_t SHORT = 1 << 16;  // elements of a head's keys
+    const int64_t heads = p.batch_size * p.num_heads, shift_size = p.shifts ? p.num_components * p.key_width : 0;
+    const bool is_short = p.num_components * p.num_keys * p.key_width <= SHORT;
+    const int64_t at_once = is_short && heads >= 2 * p.num_threads ? 1 : heads;
+    Buffer<double> d_shifts(mode == Mode::BACKWARD ? heads * shift_size + 1 : 1);
+    for_all(heads / at_once, at_once == 1 ? p.num_threads : 1, [&](int64_t task) {
+        const Mixture<E> mixture(p, task, at_once, at_once == 1 ? 1 : p.num_threads);
+        mode == Mode::FORWARD ? mixture.forward() : mixture.backward(d_shifts);
+    });
+    if (mode == Mode::FORWARD || !p.shifts) return;
+    const int64_t size = p.num_heads * shift_size;
+    for (int64_t x = 0; x < size; ++x) {  // over the batch in order: the threads do not change the result
+        double sum = 0;
+        for (int64_t b = 0; b < p.batch_size; ++b) sum += d_shifts[b * size + x];
+        narrow(typename Mixture<E>::T(sum), static_cast<E*>(p.d_shifts)[x]);
+    }
+}
+
+void run_mixture(const MixtureParams& p, Mode mode) {
+    switch (static_cast<Dtype>(p.dtype)) {
+        case Dtype::FLOAT64: return run_mixture<double>(p, mode);
+        case Dtype::BFLOAT16: return run_mixture<BFloat16>(p, mode);
+#if defined(__FLT16_MANT_DIG__)
+        case Dtype::FLOAT16: return run_mixture<_Float16>(p, mode);
+#endif
+        default: return run_mixture<float>(p, mode);
+    }
+}

@@ -1,0 +1,279 @@
+"""Mixture attention for code that is written for ``torch.nn.MultiheadAttention``."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mgk import variants
+from mgk.functional import masks, validation
+from mgk.functional.linear.feature_maps import FeatureMap
+from mgk.nn.attention import MixtureAttention
+from mgk.variants import EStep, Variant
+
+
+class _NoFastPath:
+    """In place of a weight: ``nn.TransformerEncoderLayer`` fuses no module whose weights override functions."""
+
+    @classmethod
+    def __torch_function__(cls, *args: Any, **kwargs: Any) -> Any:
+        return NotImplemented
+
+
+class MultiheadMixtureAttention(nn.Module):
+    """MultiHead(Q, K, V) = Concat(H_1, ..., H_H) W_O (Eq. 3), in the place of ``nn.MultiheadAttention``.
+
+    Arguments, shapes, the polarity of masks (True is left out) and the returned pair are
+    those of ``nn.MultiheadAttention``, so that e.g. ``nn.TransformerEncoderLayer.self_attn``
+    takes it. Three things differ: a query with no key left gets zeros, not NaN; weights are
+    those before dropout; ``is_causal`` needs no ``attn_mask``. New code is better served by
+    :class:`MixtureAttention`, which is inside, as ``attention``.
+
+    Args:
+        embed_dim: Width of input and output.
+        num_heads: H.
+        dropout: Of attention weights; not for the linear variants.
+        bias: Whether projections have biases.
+        add_bias_kv: Append a learned key and value to the sequence.
+        add_zero_attn: Append a key and a value of zeros.
+        kdim: Width of ``key``; None: ``embed_dim``.
+        vdim: Width of ``value``; None: ``embed_dim``.
+        batch_first: Whether tensors are (B, L, embed_dim), not (L, B, embed_dim).
+        device: Of the parameters.
+        dtype: Of the parameters.
+        variant: These and the rest are options of :class:`MixtureAttention`.
+        head_dim: D; None: embed_dim / num_heads.
+        num_mixtures: M.
+        e_step: "soft" or "hard".
+        prior: "learned", "em", "uniform", or a module.
+        variance: "constant", "learned", "em", or a module.
+        feature_map: Of the linear variants.
+        backend: "auto" or one of ``mgk.available_backends()``.
+    """
+
+    # what nn.TransformerEncoder asks before it takes its fused path, which would bypass this module
+    _qkv_same_embed_dim = False
+    in_proj_weight = in_proj_bias = _NoFastPath()
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        dropout: float = 0.0,
+        bias: bool = True,
+        add_bias_kv: bool = False,
+        add_zero_attn: bool = False,
+        kdim: int | None = None,
+        vdim: int | None = None,
+        batch_first: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        variant: Variant = variants.DEFAULT_VARIANT,
+        head_dim: int | None = None,
+        num_mixtures: int = variants.DEFAULT_NUM_MIXTURES,
+        e_step: EStep = variants.DEFAULT_E_STEP,
+        prior: str | nn.Module = variants.DEFAULT_PRIOR,
+        variance: str | nn.Module = variants.DEFAULT_VARIANCE,
+        feature_map: FeatureMap = variants.DEFAULT_FEATURE_MAP,
+        backend: str = "auto",
+    ) -> None:
+        super().__init__()
+        flags = {"add_bias_kv": add_bias_kv, "add_zero_attn": add_zero_attn, "batch_first": batch_first}
+        for name, value in flags.items():
+            validation.flag(name, value)
+        self.embed_dim, self.num_heads, self.dropout = embed_dim, num_heads, dropout
+        self.kdim = embed_dim if kdim is None else kdim
+        self.vdim = embed_dim if vdim is None else vdim
+        validation.positive_ints(kdim=self.kdim, vdim=self.vdim)
+        self.batch_first, self.add_zero_attn = batch_first, add_zero_attn
+        self.attention = MixtureAttention(
+            embed_dim,
+            num_heads,
+            variant=variant,
+            head_dim=head_dim,
+            num_mixtures=num_mixtures,
+            e_step=e_step,
+            prior=prior,
+            variance=variance,
+            feature_map=feature_map,
+            dropout=dropout,
+            bias=bias,
+            backend=backend,
+        )
+        inner = self.attention
+        self.head_dim = inner.head_dim
+        if self.kdim != embed_dim:
+            inner.k_proj = nn.Linear(self.kdim, inner.k_proj.out_features, bias=bias)
+        if self.vdim != embed_dim:
+            inner.v_proj = nn.Linear(self.vdim, inner.v_proj.out_features, bias=bias)
+        self.bias_k: nn.Parameter | None = None
+        self.bias_v: nn.Parameter | None = None
+        if add_bias_kv:
+            sizes = (num_heads, inner.keys_per_token, 1, self.head_dim)
+            self.bias_k = nn.Parameter(torch.empty(sizes))
+            self.bias_v = nn.Parameter(torch.empty(num_heads, 1, self.head_dim))
+        self.reset_parameters()
+        self.to(device=device, dtype=dtype)
+
+    @property
+    def out_proj(self) -> nn.Linear:
+        """W_O."""
+        return self.attention.o_proj
+
+    def reset_parameters(self) -> None:
+        """As :meth:`MixtureAttention.reset_parameters`; an added key and value are normal."""
+        self.attention.reset_parameters()
+        for parameter in (self.bias_k, self.bias_v):
+            if parameter is not None:
+                nn.init.normal_(parameter, std=self.embed_dim**-0.5)
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """The output, shaped as ``query``, and the weights or None.
+
+        Args:
+            query: (L, B, embed_dim), with ``batch_first`` (B, L, embed_dim), or (L, embed_dim).
+            key: (S, B, kdim), likewise.
+            value: (S, B, vdim), likewise.
+            key_padding_mask: (B, S) or (S,): bool, **True is left out**, or additive.
+            need_weights: Return the weights too.
+            attn_mask: (L, S) or (B * H, L, S): bool, **True is left out**, or additive. The linear
+                variants take a causal one only, named so by ``is_causal``.
+            average_attn_weights: Return (B, L, S), the mean over heads, not (B, H, L, S).
+            is_causal: ``attn_mask``, if there is one, is the causal mask.
+        """
+        is_self = key is query
+        is_batched = isinstance(query, Tensor) and query.ndim == 3
+        query, key, value = (self._batch_first(*x) for x in zip("qkv", (query, key, value), strict=True))
+        inner = self.attention
+        heads = inner.project(query, context=key, values=value)
+        batch, length, size = query.shape[0], query.shape[1], key.shape[1]
+        key_mask, bias = self._key_mask(key_padding_mask, batch, size)
+        mask = self._attn_mask(attn_mask, batch, length, size)
+        if is_causal and length == size:
+            mask = None  # the kernels know this one
+        elif is_causal and mask is None:
+            raise ValueError(
+                f"is_causal without attn_mask needs as many keys as queries, got {size} and {length}"
+            )
+        else:
+            is_causal = False
+        if bias is not None:
+            mask = bias if mask is None else _add(mask, bias)
+        query_mask = key_mask if is_self else None
+        heads, key_mask, mask, is_causal = self._append(heads, key_mask, mask, is_causal)
+        out, weights = inner.attend(
+            *heads,
+            key_mask=key_mask,
+            query_mask=query_mask,
+            attn_mask=mask,
+            is_causal=is_causal,
+            need_weights=need_weights,
+        )
+        if weights is not None and average_attn_weights:
+            weights = weights.mean(1)
+        if not is_batched:
+            return out.squeeze(0), None if weights is None else weights.squeeze(0)
+        return out if self.batch_first else out.transpose(0, 1), weights
+
+    def extra_repr(self) -> str:
+        """The options that the module inside does not have."""
+        return f"batch_first={self.batch_first}, kdim={self.kdim}, vdim={self.vdim}"
+
+    def _batch_first(self, letter: str, x: Any) -> Tensor:
+        """(B, L, C), of the query, key or value."""
+        name, width = {"q": ("query", self.embed_dim), "k": ("key", self.kdim), "v": ("value", self.vdim)}[
+            letter
+        ]
+        dims = "BLC" if self.batch_first else "LBC"
+        if isinstance(x, Tensor) and x.ndim == 2:
+            x, dims = x.unsqueeze(0), "BLC"
+        validation.tensor(name, x, dims)
+        validation.size(name, x, 2, width, {"q": "embed_dim", "k": "kdim", "v": "vdim"}[letter])
+        return x if dims == "BLC" else x.transpose(0, 1)
+
+    def _key_mask(self, mask: Any, batch: int, size: int) -> tuple[Tensor | None, Tensor | None]:
+        """The keys that take part, bool (B, S), and what is added to their scores, (B, 1, 1, S)."""
+        if mask is None:
+            return None, None
+        mask = mask.unsqueeze(0) if isinstance(mask, Tensor) and mask.ndim == 1 else mask
+        name, wanted = "key_padding_mask", (batch, size)
+        if not isinstance(mask, Tensor) or tuple(mask.shape) != wanted:
+            got = tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
+            raise ValueError(f"{name} must be a tensor of shape (B, S) = {wanted}, got {got}")
+        if mask.dtype == torch.bool:
+            return ~mask, None
+        if not mask.is_floating_point():
+            raise TypeError(f"{name} must be bool (True is left out) or an additive float, got {mask.dtype}")
+        # nn.TransformerEncoderLayer turns every bool mask into 0 and -inf
+        key_mask = masks.admitted(mask)
+        bias = mask.masked_fill(~key_mask, 0.0)
+        if torch.compiler.is_compiling():
+            return key_mask, None if self.attention.is_linear else bias[:, None, None]
+        if not bool(bias.any()):
+            return key_mask, None
+        if self.attention.is_linear:
+            variant = self.attention.variant
+            raise ValueError(
+                f"{name} must be bool, or 0 and -inf, for variant={variant!r}: it has no scores to add to"
+            )
+        return key_mask, bias[:, None, None]
+
+    def _attn_mask(self, mask: Any, batch: int, length: int, size: int) -> Tensor | None:
+        """The mask (B or 1, H or 1, L, S), in which True takes part."""
+        if mask is None:
+            return None
+        wanted = {2: (length, size), 3: (batch * self.num_heads, length, size)}
+        if not isinstance(mask, Tensor) or tuple(mask.shape) != wanted.get(mask.ndim):
+            got = tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
+            shapes = f"(L, S) = {wanted[2]} or (B * H, L, S) = {wanted[3]}"
+            raise ValueError(f"attn_mask must be a tensor of shape {shapes}, got {got}")
+        mask = mask.unflatten(0, (batch, -1)) if mask.ndim == 3 else mask[None, None]
+        return ~mask if mask.dtype == torch.bool else mask
+
+    def _append(
+        self,
+        heads: tuple[Tensor, Tensor, Tensor],
+        key_mask: Tensor | None,
+        mask: Tensor | None,
+        is_causal: bool,
+    ) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor | None, Tensor | None, bool]:
+        """With the added positions, which every query sees."""
+        query, keys, value = heads
+        added = int(self.bias_k is not None) + int(self.add_zero_attn)
+        if not added:
+            return heads, key_mask, mask, is_causal
+        if is_causal:
+            if self.attention.is_linear:
+                variant = self.attention.variant
+                raise ValueError(f"is_causal cannot be used with added keys for variant={variant!r}")
+            causal = masks.KeyRange(right=0).mask(query.shape[2], keys.shape[3], query.device)
+            mask = masks.join(mask, causal)
+        if self.bias_k is not None and self.bias_v is not None:
+            keys = torch.cat([keys, self.bias_k.to(keys.dtype).expand(keys.shape[0], -1, -1, -1, -1)], 3)
+            value = torch.cat([value, self.bias_v.to(value.dtype).expand(value.shape[0], -1, -1, -1)], 2)
+        if self.add_zero_attn:
+            keys, value = (nn.functional.pad(x, (0, 0, 0, 1)) for x in (keys, value))
+        if key_mask is not None:
+            key_mask = nn.functional.pad(key_mask, (0, added), value=True)
+        if mask is not None:
+            sees = True if mask.dtype == torch.bool else 0.0
+            mask = nn.functional.pad(mask.expand(-1, -1, query.shape[2], -1), (0, added), value=sees)
+        return (query, keys, value), key_mask, mask, False
+
+
+def _add(mask: Tensor, bias: Tensor) -> Tensor:
+    """An additive mask of both."""
+    if mask.dtype == torch.bool:
+        return bias.masked_fill(~mask, -torch.inf)
+    return mask + bias
