@@ -94,7 +94,11 @@ def found(name):
         ("![map](images/map.png)", "index.md", "![map](images/map.png)"),
         ("[the licence](../LICENSE)", "index.md", "the licence"),
         ("[`tests/a.py`](../tests/a.py)", "index.md", "`tests/a.py`"),
-        ("[`rank`](../src/mgk/analysis/attention_rank.py)", "index.md", "[`rank`][mgk.analysis.attention_rank.rank]"),
+        (
+            "[`rank`](../src/mgk/analysis/attention_rank.py)",
+            "index.md",
+            "[`rank`][mgk.analysis.attention_rank.rank]",
+        ),
         ("[`mgk.nn`](../../src/mgk/nn/__init__.py)", "reference/nn.md", "[`mgk.nn`][mgk.nn]"),
     ],
 )

@@ -1,5 +1,6 @@
 """Each example runs from top to bottom, in a process of its own, and leaves what it says."""
 
+import importlib
 import os
 import re
 import subprocess
@@ -25,7 +26,9 @@ def classifier(tmp_path_factory) -> tuple[Path, str]:
     """A model of a file in CSV: its folder, and what was printed."""
     folder = tmp_path_factory.mktemp("classifier")
     kinds = {"cold": ("snow, and ice", "frost"), "warm": ("sun, all day", "heat")}
-    rows = [f'{kind},"{text} {number}"\n' for number in range(20) for kind, texts in kinds.items() for text in texts]
+    rows = [
+        f'{kind},"{text} {number}"\n' for number in range(20) for kind, texts in kinds.items() for text in texts
+    ]
     (folder / "mine.csv").write_text("".join(rows))
     options = ("--file", folder / "mine.csv", "--out", folder / "model", "--steps", 40, "--length", 64)
     return folder / "model", run("classify_your_text.py", *options, "--text", "sun, all day 99")
@@ -79,7 +82,10 @@ def test_heads_of_two_models_are_inspected(tmp_path):
         assert len(re.findall(rf"  {name}, layer \d: [\d.]+ of [\d.]+, effective [\d.]+", printed)) == 2
         assert len(re.findall(rf"  {name}, of (?:one layer|different layers): [01]\.\d\d", printed)) == 2
     assert printed.count("positions") == 2 * (4 + 2)
-    assert len(re.findall(r"  mgk, layer \d, head \d: \d+% and \d+% of the attention, [\d.]+ apart", printed)) == 4
+    assert "Attention of softmax and mgk" in (tmp_path / "explore.html").read_text()
+    assert (
+        len(re.findall(r"  mgk, layer \d, head \d: \d+% and \d+% of the attention, [\d.]+ apart", printed)) == 4
+    )
 
 
 def test_heads_of_a_saved_model_are_inspected(classifier, tmp_path):
@@ -87,4 +93,35 @@ def test_heads_of_a_saved_model_are_inspected(classifier, tmp_path):
     texts = ("--text", "snow, and ice", "--text", "heat")
     printed = run("inspect_heads.py", "--model", folder, *texts, "--out", tmp_path)
     assert (tmp_path / "smgk.png").exists()
+    assert '"tokens":["s","n","o","w"' in (tmp_path / "explore.html").read_text()
     assert len(re.findall(r"  smgk, layer \d, head \d: \d+% and \d+% of the attention", printed)) == 4
+
+
+def test_a_table_is_measured(tmp_path):
+    printed = run("reproduce_table.py", "--table", "table1", "--out", tmp_path)
+    assert "| softmax, 2 heads | 1 |" in printed
+    assert re.search(r"Table 1: .*: 4 rows from 4 trials in ", printed)
+
+
+@pytest.fixture
+def notebooks(monkeypatch):
+    monkeypatch.syspath_prepend(EXAMPLES.parent / "tools")
+    return importlib.import_module("notebooks")
+
+
+def test_notebooks_are_current(notebooks):
+    for script in sorted(EXAMPLES.glob("*.py")):
+        assert script.with_suffix(".ipynb").read_text() == notebooks.text_of(script), "run make notebooks"
+
+
+def test_a_notebook_has_the_script_in_cells(notebooks):
+    script = '"""Do this.\n\nIn detail.\n"""\n\n# %%\nimport sys\n\n# %% 1. A step.\nprint(sys.argv)\n'
+    cells = notebooks.notebook(script)["cells"]
+    found = [(cell["cell_type"], "".join(cell["source"])) for cell in cells]
+    assert found == [
+        ("markdown", "# Do this\n\nIn detail."),
+        ("code", notebooks.SET_UP),
+        ("code", "import sys"),
+        ("markdown", "**1.** A step."),
+        ("code", "print(sys.argv)"),
+    ]

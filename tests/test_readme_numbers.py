@@ -91,15 +91,16 @@ def test_what_is_not_measured_has_its_command(tmp_path):
 
 def test_the_roofline_is_a_table_of_parts():
     shape = {"batch": 2, "heads": 4, "length": 2048, "head_dim": 32}
-    rates = {"sgemm": "gflop_per_second", "tile product": "gflop_per_second", "exp": "giga_per_second"}
-    parts = ("", "products_", "exponentials_", "rest_")
+    names = ("multiply-add", "score product", "softmax", "value product", "sgemm")
+    rate = {"experiment": "rate", "giga_per_second": 150.0, "share_of_peak": 0.5}
+    parts = ("", "score_products_", "softmax_", "value_product_", "rest_")
     forward = {f"{part}milliseconds": number for number, part in enumerate(parts, 1)}
-    forward |= {"products_milliseconds_at_tile_rate": 5, "products_milliseconds_at_sgemm_rate": 6}
-    rows = [{"experiment": "rate", "operation": name, field: 150.0} for name, field in rates.items()]
+    forward |= {"products_milliseconds_at_peak": 6, "share_of_peak": 0.25}
+    rows = [rate | {"operation": name} for name in names]
     report = {"settings": shape, "rows": [*rows, {"experiment": "forward", "variant": "mgk", **forward}]}
     text = bench_parts({"roofline": report}, "results")["bench-roofline"]()
-    assert "at 150 GFLOP/s, tiles of the kernel's shape at 150 GFLOP/s" in text
-    assert "| mgk | 1.00 | 2.00 | 3.00 | 4.00 | 5.00 | 6.00 |" in text
+    assert "is 150 GFLOP/s. The kernel's score products reach 0.50 of it" in text
+    assert "| mgk | 1.00 | 2.00 | 3.00 | 4.00 | 5.00 | 6.00 | 0.25 |" in text
 
 
 def test_rows_that_were_left_out_are_dashes(committed):

@@ -6,6 +6,7 @@ import torch
 
 import mgk
 from mgk._util import machine
+from mgk._util.files import commit_of
 
 
 def test_description_names_what_ran() -> None:
@@ -24,18 +25,27 @@ def test_description_names_what_ran() -> None:
 
 def test_commit_is_that_of_the_repository_which_tracks_the_file(tmp_path: Path) -> None:
     def git(*arguments: str) -> str:
-        command = ["git", "-C", str(tmp_path), "-c", "user.name=t", "-c", "user.email=t@example.org", *arguments]
+        command = [
+            "git",
+            "-C",
+            str(tmp_path),
+            "-c",
+            "user.name=t",
+            "-c",
+            "user.email=t@example.org",
+            *arguments,
+        ]
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
     tracked, stranger = tmp_path / "tracked.py", tmp_path / "stranger.py"
     tracked.touch()
     stranger.touch()
-    assert machine._commit(tracked) is None
+    assert commit_of(tracked) is None
     git("init", "--quiet")
     git("add", "tracked.py")
     git("commit", "--quiet", "--message", "one")
     commit = git("rev-parse", "HEAD")
-    assert machine._commit(tracked) == commit
-    assert machine._commit(stranger) is None
+    assert commit_of(tracked) == commit
+    assert commit_of(stranger) is None
     tracked.write_text("changed")
-    assert machine._commit(tracked) == f"{commit}-dirty"
+    assert commit_of(tracked) == f"{commit}-dirty"

@@ -3,7 +3,9 @@ import pytest
 from mgk._util.progress import Progress
 
 
-def test_plain_lines_away_from_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plain_lines_away_from_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = 0.0
     monkeypatch.setattr("time.monotonic", lambda: now)
     with Progress("job") as on_step:

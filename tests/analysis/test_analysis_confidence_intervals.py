@@ -7,7 +7,9 @@ from mgk.analysis.confidence_intervals import (
     mcnemar,
     mean_accuracy,
     mean_difference,
+    mean_over_blocks,
     paired_difference,
+    student_interval,
     wilson_interval,
 )
 
@@ -80,7 +82,9 @@ def test_three_seeds_that_agree_are_as_uncertain_as_their_examples_and_no_more()
 
 def test_seeds_that_disagree_are_trusted_no_more_than_three_numbers_are():
     by_seed = np.repeat([[0.5], [0.6], [0.7]], 1000, axis=1) > np.linspace(0, 1, 1000)
-    found = paired_difference(by_seed, np.repeat([[0.5]] * 3, 1000, axis=1) > np.linspace(0, 1, 1000)).difference
+    found = paired_difference(
+        by_seed, np.repeat([[0.5]] * 3, 1000, axis=1) > np.linspace(0, 1, 1000)
+    ).difference
     assert found.high - found.estimate > 4.303 * 0.1 / 3**0.5  # Student's t of two degrees of freedom
 
 
@@ -97,3 +101,13 @@ def test_seeds_that_disagree_are_trusted_no_more_than_three_numbers_are():
 def test_bad_arguments(call, reason):
     with pytest.raises(ValueError, match=reason):
         call()
+
+
+def test_an_interval_over_blocks_covers_seeds_too():
+    generator = np.random.default_rng(0)
+    blocks = generator.normal(size=32)
+    one = mean_over_blocks(blocks)
+    assert one == student_interval(blocks.tolist())
+    same, apart = mean_over_blocks([blocks, blocks]), mean_over_blocks([blocks, blocks + 1])
+    assert (same.low, same.high) == pytest.approx((one.low, one.high))
+    assert apart.high - apart.low > 5 * (one.high - one.low)  # t of one degree of freedom is 12.7

@@ -41,22 +41,25 @@ def count(module):
 @given(
     attention=st.sampled_from(list(VARIANTS)),
     heads=st.integers(1, 5),
+    group=st.integers(1, 3),
     head_dim=st.sampled_from([4, 7]),
     mixtures=st.integers(1, 4),
     prior=st.sampled_from(["learned", "em", "uniform"]),
     e_step=st.sampled_from(["soft", "hard"]),
     variance=st.sampled_from(["constant", "learned"]),
 )
-def test_parameters_of_attention(attention, heads, head_dim, mixtures, prior, e_step, variance):
+def test_parameters_of_attention(attention, heads, group, head_dim, mixtures, prior, e_step, variance):
     if attention not in ("mgk", "smgk") or e_step == "hard":
         variance = "constant"
     if attention in ("linear", "mlk", "smlk"):
         e_step = "soft"
     options = {"prior": prior, "e_step": e_step, "variance": variance}
-    module = MixtureAttention(24, heads, variant=attention, head_dim=head_dim, num_mixtures=mixtures, **options)
+    sizes = {"variant": attention, "head_dim": head_dim, "num_mixtures": mixtures, "num_key_value_heads": heads}
+    module = MixtureAttention(24, group * heads, **sizes, **options)
     sizes = Sizes(
         attention=attention,
-        heads=heads,
+        heads=group * heads,
+        key_heads=None if group == 1 else heads,
         head_dim=head_dim,
         hidden=24,
         layers=1,
@@ -76,7 +79,9 @@ def test_half_the_heads_are_five_units_against_eight():
     assert projections(mgk.baseline()) == 8 * unit
     assert mgk.baseline().heads == 8
     shifts = [
-        term for term in cost_model.attention_parameters(replace(mgk, attention="smgk")).terms if term.name == "shifts"
+        term
+        for term in cost_model.attention_parameters(replace(mgk, attention="smgk")).terms
+        if term.name == "shifts"
     ]
     assert len(shifts) == 1
 
@@ -86,15 +91,30 @@ def projections(sizes):
     return quantity.term_value(quantity.terms[0])
 
 
+@pytest.mark.parametrize("key_heads", [None, 1])
 @pytest.mark.parametrize("attention", VARIANTS)
-def test_parameters_of_models(attention):
-    with_labels = config(attention, num_labels=10)
+def test_parameters_of_models(attention, key_heads):
+    with_labels = config(attention, num_labels=10, num_key_value_heads=key_heads)
     model = MgkForSequenceClassification(with_labels)
     sizes = Sizes.from_config(with_labels, length=48, head="classification")
     assert cost_model.layer_parameters(sizes).value == count(model.model.layers[0])
     assert cost_model.model_parameters(sizes).value == count(model)
     assert cost_model.head_parameters(sizes).value == count(model.classifier)
     assert cost_model.model_parameters(replace(sizes, head="none")).value == count(MgkModel(with_labels))
+
+
+@pytest.mark.parametrize("attention", VARIANTS)
+def test_parameters_and_cache_of_grouped_heads(attention):
+    grouped = config(attention, heads=4, num_key_value_heads=2, is_decoder=True)
+    sizes = Sizes.from_config(grouped, length=16, head="language")
+    model = MgkForCausalLM(grouped).eval()
+    assert cost_model.model_parameters(sizes).value == count(model)
+    attn = model.model.layers[0].attention
+    cache = attn.new_cache()
+    with torch.no_grad():
+        attn(torch.randn(1, 16, 64), is_causal=True, cache=cache)
+    assert cost_model.cache_bytes(sizes).value == 2 * cache.nbytes
+    assert cost_model.cache_bytes(replace(sizes, key_heads=None)).value == 4 * cache.nbytes
 
 
 @pytest.mark.parametrize(
@@ -105,13 +125,19 @@ def test_parameters_of_models(attention):
         (MgkForImageClassification, "classification", {"patch_size": 8, "image_size": 32, "num_labels": 10}),
         (MgkForCausalLM, "language", {"is_decoder": True}),
         (MgkForCausalLM, "language", {"is_decoder": True, "tie_word_embeddings": False}),
-        (MgkForCausalLM, "language", {"is_decoder": True, "vocab_size": 1000, "adaptive_cutoffs": [20, 90, 400]}),
+        (
+            MgkForCausalLM,
+            "language",
+            {"is_decoder": True, "vocab_size": 1000, "adaptive_cutoffs": [20, 90, 400]},
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
 def test_parameters_of_every_head(model, head, options):
     chosen = config("smgk", **options)
-    assert cost_model.model_parameters(Sizes.from_config(chosen, length=16, head=head)).value == count(model(chosen))
+    assert cost_model.model_parameters(Sizes.from_config(chosen, length=16, head=head)).value == count(
+        model(chosen)
+    )
 
 
 def products(quantity):
@@ -147,7 +173,9 @@ def test_products_of_a_pair_and_of_patches_and_of_random_features():
     pair = config("mgk", backend="reference", num_labels=2)
     ids = torch.randint(17, (3, 20))
     out = measured(MgkForDocumentRetrieval(pair).eval(), "forward", input_ids=ids, input_ids_2=ids)
-    assert out == products(cost_model.forward_flops(Sizes.from_config(pair, length=20, batch=3, head="retrieval")))
+    assert out == products(
+        cost_model.forward_flops(Sizes.from_config(pair, length=20, batch=3, head="retrieval"))
+    )
 
     patches = config("mgk", backend="reference", num_labels=10, patch_size=8, image_size=32, pooling="cls")
     sizes = Sizes.from_config(patches, length=16, batch=2, head="classification")
@@ -163,14 +191,17 @@ def test_products_of_a_pair_and_of_patches_and_of_random_features():
 
 
 @pytest.mark.parametrize("attention", VARIANTS)
+@pytest.mark.parametrize("key_heads", [None, 2])
 @pytest.mark.parametrize("feature_map", ["elu", "dpfp"])
-def test_bytes_of_the_cache(attention, feature_map):
-    module = MixtureAttention(64, 4, variant=attention, head_dim=16, num_mixtures=3, feature_map=feature_map)
+def test_bytes_of_the_cache(attention, feature_map, key_heads):
+    options = {"head_dim": 16, "num_mixtures": 3, "feature_map": feature_map, "num_key_value_heads": key_heads}
+    module = MixtureAttention(64, 4, variant=attention, **options)
     cache = module.new_cache()
     module(torch.randn(2, 21, 64), is_causal=True, cache=cache)
     sizes = Sizes(
         attention=attention,
         heads=4,
+        key_heads=key_heads,
         head_dim=16,
         hidden=64,
         layers=1,
@@ -216,7 +247,8 @@ def test_an_em_prior_costs_training_only_and_hard_costs_less_than_soft():
 def test_shared_products_cost_less_than_separate_ones_and_causal_ones_half():
     sizes = Sizes(attention="smgk", heads=4, head_dim=32, hidden=64, layers=2, intermediate=128, length=1000)
     assert (
-        cost_model.attention_flops(sizes).value < 0.75 * cost_model.attention_flops(replace(sizes, fused=False)).value
+        cost_model.attention_flops(sizes).value
+        < 0.75 * cost_model.attention_flops(replace(sizes, fused=False)).value
     )
     softmax = sizes.baseline()
     assert cost_model.attention_flops(sizes).value < 0.6 * cost_model.attention_flops(softmax).value

@@ -60,7 +60,9 @@ def texts() -> dict[str, str]:
     ).stdout.splitlines()
     kinds = (".py", ".md", ".h", ".cpp", ".yaml", ".yml", ".toml")
     found = {name: ROOT / name for name in names if name.endswith(kinds) or name == "Makefile"}
-    return {name: path.read_text("utf-8") for name, path in found.items() if name not in EXEMPT and path.is_file()}
+    return {
+        name: path.read_text("utf-8") for name, path in found.items() if name not in EXEMPT and path.is_file()
+    }
 
 
 @pytest.fixture(scope="module")

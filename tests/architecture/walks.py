@@ -108,7 +108,16 @@ def reproduce() -> list[str]:
             on_result(key, function(*arguments, partial(on_message, key)))
 
     with temporary_folder() as folder, mock.patch.object(runner, "run_isolated", in_this_process):
-        options = ("--preset", "smoke", "--tasks", "listops", "--seeds", "1", "--results", str(folder / "results"))
+        options = (
+            "--preset",
+            "smoke",
+            "--tasks",
+            "listops",
+            "--seeds",
+            "1",
+            "--results",
+            str(folder / "results"),
+        )
         return files_of(lambda: command("reproduce", "table1", *options))
 
 

@@ -83,7 +83,9 @@ def test_sizes_that_do_not_fit_are_a_sentence() -> None:
 
 def test_the_command_prints_a_table_and_writes_json(tmp_path: Path) -> None:
     path = tmp_path / "figures.json"
-    sizes = "--batch 1 --prompt 8 --tokens 2 --layers 1 --width 16 --head-dim 8 --heads 1 --vocab-size 9 --rounds 1"
+    sizes = (
+        "--batch 1 --prompt 8 --tokens 2 --layers 1 --width 16 --head-dim 8 --heads 1 --vocab-size 9 --rounds 1"
+    )
     options = [*sizes.split(), "--positions", "3,6", "--json", str(path)]
     command = [sys.executable, "-m", "mgk", "bench", "generate", *options]
     result = subprocess.run(command, capture_output=True, text=True, timeout=120)

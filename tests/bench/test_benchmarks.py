@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mgk._util.machine import cpu_threads
 from mgk.bench import data, kernels
 from mgk.bench.kernels import BASELINE, UNFUSED, Case
 from mgk.bench.registry import (
@@ -21,6 +22,7 @@ from mgk.bench.registry import (
 )
 from mgk.bench.runner import BenchError, run
 from mgk.functional import available_backends
+from mgk.functional.mixture.backends import cpu_kernels
 
 needs_kernels = pytest.mark.skipif(available_backends()["cpu"] != "ready", reason="the kernels are not built")
 
@@ -38,7 +40,9 @@ def test_every_benchmark_has_an_entry_point_and_a_description() -> None:
     for name, benchmark in BENCHMARKS.items():
         module, _, function = benchmark.entry.partition(":")
         source = Path(data.__file__).with_name(f"{module}.py").read_text()
-        assert f"def {function}(settings: {benchmark.settings.__name__}, on_step: OnStep) -> Outcome:" in source, name
+        assert (
+            f"def {function}(settings: {benchmark.settings.__name__}, on_step: OnStep) -> Outcome:" in source
+        ), name
         assert benchmark.description.endswith(".")
 
 
@@ -83,18 +87,25 @@ def test_the_parts_of_the_roofline_add_up() -> None:
     rows = run("roofline", settings, lambda done, total: seen.append((done, total))).outcome.rows
     assert seen[-1] == (21, 21)
     rates = {row["operation"]: row for row in rows if row["experiment"] == "rate"}
-    assert list(rates) == ["sgemm", "tile product", "exp"]
-    assert rates["sgemm"]["gflop_per_second"] == pytest.approx(2 * 64**3 / rates["sgemm"]["milliseconds"] / 1e6)
-    forwards = {row["variant"]: row for row in rows if row["experiment"] == "forward"}
-    pairs = 2 * 130**2
-    assert [forwards[name]["exponentials"] for name in ("smgk", "mgk")] == [pairs, 2 * pairs]
-    assert [forwards[name]["products"] for name in ("smgk", "mgk")] == [2, 3]
-    for row in forwards.values():
-        parts = ("products_milliseconds", "exponentials_milliseconds", "rest_milliseconds")
-        assert sum(row[part] for part in parts) == pytest.approx(row["milliseconds"])
-        assert row["products_gflop"] == pytest.approx(row["products"] * 2 * pairs * 16 / 1e9)
-        tile_rate = rates["tile product"]["gflop_per_second"]
-        assert row["products_milliseconds_at_tile_rate"] == pytest.approx(row["products_gflop"] / tile_rate * 1e3)
+    assert set(rates) == {"sgemm", *cpu_kernels.PARTS}
+    assert rates["sgemm"]["giga_per_second"] == pytest.approx(2 * 64**3 / rates["sgemm"]["milliseconds"] / 1e6)
+    peak = rates["multiply-add"]["giga_per_second"]
+    for row, products in zip((row for row in rows if row["experiment"] == "forward"), (2, 3), strict=True):
+        parts = ("score_products", "softmax", "value_product", "rest")
+        assert sum(row[f"{part}_milliseconds"] for part in parts) == pytest.approx(row["milliseconds"])
+        assert row["products_gflop"] == pytest.approx(products * 2 * 2 * 130**2 * 16 / 1e9)
+        assert row["share_of_peak"] == pytest.approx(row["products_gflop"] / row["milliseconds"] * 1e3 / peak)
+
+
+@needs_kernels
+@pytest.mark.parametrize("part", cpu_kernels.PARTS)
+def test_a_part_runs_on_every_thread(part: str) -> None:
+    with cpu_threads(1):
+        one = cpu_kernels.run_part(part, 3, 20)
+    with cpu_threads(2):
+        assert cpu_kernels.run_part(part, 3, 20) == 2 * one > 0
+    if part == "score product":
+        assert one == 3 * 2 * 64 * 64 * 20
 
 
 def test_memory_above_the_limit_is_a_failure() -> None:

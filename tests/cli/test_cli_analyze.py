@@ -9,7 +9,9 @@ from mgk.cli.analyze import parse_size
 
 def run(*arguments, python=("-m", "mgk")):
     command = [sys.executable, *python, "analyze", "cost", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, env={"COLUMNS": "150", "PATH": ""})
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=60, env={"COLUMNS": "150", "PATH": ""}
+    )
 
 
 @pytest.mark.parametrize(
@@ -36,7 +38,9 @@ def test_mixtures_beside_baselines_with_twice_the_heads():
 
 
 def test_some_variants_without_formulas():
-    result = run("--variants", "smgk", "--no-formulas", "--unfused", "--e-step", "hard", "--prior", "em", "--no-causal")
+    result = run(
+        "--variants", "smgk", "--no-formulas", "--unfused", "--e-step", "hard", "--prior", "em", "--no-causal"
+    )
     assert result.returncode == 0
     assert "softmax:16" not in result.stdout
     assert "C * H" not in result.stdout

@@ -62,7 +62,9 @@ def test_cost_comes_first_then_progress_then_what_was_written(reproduced, place)
     first, *lines = reproduced.stderr.splitlines()
     assert re.fullmatch(r"3 trials, 0 done; 3 to run, about .* \(by the cost model .*\)", first)
     done = [
-        line for line in lines if re.match(r"\d of 3: smoke/retrieval/.*, test accuracy \d+\.\d\d%, in \d+ s", line)
+        line
+        for line in lines
+        if re.match(r"\d of 3: smoke/retrieval/.*, test accuracy \d+\.\d\d%, in \d+ s", line)
     ]
     assert len(done) == 3
     assert all("left" in line for line in done[:-1])
@@ -125,7 +127,10 @@ def test_maps_are_drawn(mixture_run, tmp_path):
     result = run("analyze", "maps", mixture_run, "--layers", "2", "--out", image, "--json", numbers)
     assert result.exit_code == 0, result.stderr
     assert image.read_bytes().startswith(b"\x89PNG")
-    assert [(item["layer"], item["head"]) for item in json.loads(numbers.read_bytes())["maps"]] == [(2, 1), (2, 2)]
+    assert [(item["layer"], item["head"]) for item in json.loads(numbers.read_bytes())["maps"]] == [
+        (2, 1),
+        (2, 2),
+    ]
     assert "Attention of the average query" in result.stdout
 
 

@@ -67,7 +67,7 @@ def test_a_run_survives_kill_9_and_sigterm_and_ends_as_an_unbroken_one(tmp_path)
         "there is something here already: go on with --resume, or --overwrite it"
     )
     code, text = stopped(signal.SIGTERM, out, "step-30", "--resume")
-    assert code == 1
+    assert code == 143
     assert "going on from" in text
     assert f"go on with: mgk train --resume --out {out}" in text.splitlines()[-1]
     assert text.splitlines()[-1].startswith("mgk: stopped by SIGTERM at step ")
@@ -87,7 +87,9 @@ def test_a_run_survives_kill_9_and_sigterm_and_ends_as_an_unbroken_one(tmp_path)
 
 def test_a_language_model_from_training_to_text(tmp_path):
     out = tmp_path / "run"
-    trained = run("train", "wikitext-2", "--preset", "smoke", "--attention", "smgk", "--heads", "1", "--out", out)
+    trained = run(
+        "train", "wikitext-2", "--preset", "smoke", "--attention", "smgk", "--heads", "1", "--out", out
+    )
     assert trained.returncode == 0, trained.stderr
     assert "synthetic sample" in trained.stdout
     assert "tokens/s" in trained.stderr
@@ -129,7 +131,7 @@ def test_a_classifier_is_measured_with_its_confusion(tmp_path):
         (("train", "text", "--set", "steps"), "'steps' is not of the form FIELD=VALUE"),
         (("train", "text", "--steps", "0"), "training.max_steps"),
         (("train",), "give a TASK, or --recipe FILE, or --resume --out RUN"),
-        (("train", "--resume", "--out", "nowhere"), "nowhere/recipe.yaml: cannot be read"),
+        (("train", "--resume", "--out", "nowhere"), "nowhere: there is no run here (recipe.yaml is missing)"),
         (("train", "text", "--recipe", "x.yaml"), "give TASK or --recipe, not both"),
         (("eval", "nowhere", "--split", "tests"), "'tests' is not one of train, validation, test"),
     ],
@@ -143,8 +145,8 @@ def test_wrong_requests_are_one_sentence_and_need_no_torch(arguments, reason, tm
 
 
 def test_failed_jobs_lead_on(tmp_path):
-    assert "there is no run here" in failed(run("eval", tmp_path), 1)
-    assert "there is no run here" in failed(run("generate", tmp_path), 1)
+    assert "there is no run here" in failed(run("eval", tmp_path), 2)
+    assert "there is no run here" in failed(run("generate", tmp_path), 2)
     absent = failed(run("train", "image", "--preset", "paper", "--out", tmp_path / "run"), 1)
     assert "image is not prepared" in absent
     assert "mgk data prepare image" in absent

@@ -6,9 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import mgk
 from mgk.bench.registry import BENCHMARKS
+from mgk.cli import doctor as doctor_command
 
 BENCH = ("bench", "attention")
 SMALL = (*BENCH, "--batch", "1", "--heads", "2", "--length", "16", "--head-dim", "8", "--rounds", "1")
@@ -100,7 +102,18 @@ def test_bench_list_names_every_benchmark() -> None:
 def test_a_missed_limit_exits_with_1_after_writing_the_results(tmp_path: Path) -> None:
     path = tmp_path / "figures.json"
     result = run(
-        "bench", "precision", "--seeds", "1", "--length", "8", "--threads", "1", "--bound", "0", "--json", str(path)
+        "bench",
+        "precision",
+        "--seeds",
+        "1",
+        "--length",
+        "8",
+        "--threads",
+        "1",
+        "--bound",
+        "0",
+        "--json",
+        str(path),
     )
     assert result.returncode == 1
     assert result.stderr.splitlines()[-1].endswith("errors are above 0")
@@ -141,3 +154,14 @@ def test_doctor_shows_the_backends_and_that_they_agree_with_the_equations() -> N
     for name, status in mgk.available_backends().items():
         assert f"backend {name}: {status}" in result.stdout
     assert result.stdout.count("from the equations in float64") >= 3
+
+
+def test_doctor_works_with_a_build_for_gpus_on_a_machine_without_one(monkeypatch, capsys) -> None:
+    def none_is_here() -> None:
+        raise RuntimeError("Cannot access accelerator device when none is available.")  # torch 2.6
+
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", none_is_here)
+    monkeypatch.setattr(doctor_command, "_backends_agree", lambda: True)
+    doctor_command.doctor()
+    assert "accelerator: none" in capsys.readouterr().out

@@ -22,7 +22,9 @@ def write_imdb(folder: Path, per_label: int = 3) -> Path:
             place = folder / "aclImdb" / split / sign
             place.mkdir(parents=True)
             for number in range(per_label):
-                (place / f"{number}_{rating}.txt").write_text(f"{split} {sign} review {number} é", encoding="utf-8")
+                (place / f"{number}_{rating}.txt").write_text(
+                    f"{split} {sign} review {number} é", encoding="utf-8"
+                )
         (folder / "aclImdb" / split / "urls_pos.txt").write_text("http://example.org\n")
     (folder / "aclImdb" / "train" / "unsup").mkdir()
     (folder / "aclImdb" / "train" / "unsup" / "0_0.txt").write_text("no label")

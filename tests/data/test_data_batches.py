@@ -109,7 +109,9 @@ def test_the_collator_keeps_every_token_in_its_place(rows: list[list[int]], pad_
 @given(num_examples=st.integers(3, 100), world_size=st.integers(1, 3), epoch=st.integers(0, 3), data=st.data())
 def test_what_is_left_of_an_epoch_on_any_rank(num_examples: int, world_size: int, epoch: int, data) -> None:
     rank = data.draw(st.integers(0, world_size - 1))
-    batches = EpochBatches(num_examples, 4, lengths=np.arange(num_examples) % 5, rank=rank, world_size=world_size)
+    batches = EpochBatches(
+        num_examples, 4, lengths=np.arange(num_examples) % 5, rank=rank, world_size=world_size
+    )
     start = data.draw(st.integers(0, batches.steps))
     batches.set_epoch(epoch)
     whole = list(batches)
@@ -189,7 +191,14 @@ def test_truncation_keeps_the_first_tokens(tmp_path: Path) -> None:
 def test_the_settings_of_the_paper() -> None:
     from mgk.data import TASKS
 
-    lengths = {"listops": 2000, "text": 4000, "retrieval": 4000, "image": 1024, "pathfinder": 1024, "wikitext-103": 256}
+    lengths = {
+        "listops": 2000,
+        "text": 4000,
+        "retrieval": 4000,
+        "image": 1024,
+        "pathfinder": 1024,
+        "wikitext-103": 256,
+    }
     assert {name: TASKS[name].max_length for name in lengths} == lengths
 
 

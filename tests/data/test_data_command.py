@@ -39,19 +39,35 @@ def test_list_prepare_inspect_verify(tmp_path: Path) -> None:
     assert prepared.returncode == 0, prepared.stderr
     assert prepared.stdout == f"{tmp_path / 'data' / 'text'}: train 6, test 6\n"
     assert prepared.stderr.startswith("prepare text: ")
-    assert run("prepare", "text", "--source", source, **out).stdout.endswith("train 6, test 6 (nothing to do)\n")
+    assert run("prepare", "text", "--source", source, **out).stdout.endswith(
+        "train 6, test 6 (nothing to do)\n"
+    )
 
     listed = run("list", **out)
     assert listed.returncode == 0
     (line,) = (line for line in listed.stdout.splitlines() if line.split()[:1] == ["text"])
     assert line.split(maxsplit=1)[1] == "here: train 6, test 6"
-    for name in ("listops", "pathfinder", "wikitext-103", "fashion-mnist", "synthetic-retrieval", "CC BY-SA", "84 MB"):
+    for name in (
+        "listops",
+        "pathfinder",
+        "wikitext-103",
+        "fashion-mnist",
+        "synthetic-retrieval",
+        "CC BY-SA",
+        "84 MB",
+    ):
         assert name in listed.stdout
     assert str(tmp_path / "data") in listed.stdout
 
     shown = run("inspect", "text", "--first", "1", **out)
     assert shown.returncode == 0
-    for part in ("train: 6 examples", "classes 0: 3, 1: 3", "0: 'train neg review 0 é'", "##", "vocabulary of 257"):
+    for part in (
+        "train: 6 examples",
+        "classes 0: 3, 1: 3",
+        "0: 'train neg review 0 é'",
+        "##",
+        "vocabulary of 257",
+    ):
         assert part in shown.stdout
 
     (tmp_path / "data" / "mnist").mkdir()
@@ -65,7 +81,9 @@ def test_list_prepare_inspect_verify(tmp_path: Path) -> None:
     assert (verified.returncode, verified.stdout) == (0, "text: 7 files, all as they were written\n")
     (path,) = (tmp_path / "data" / "text").glob("*/test.labels.bin")
     path.write_bytes(bytes(6))
-    assert "test.labels.bin: the content is not what was prepared" in failed(run("verify", "text", **out), 1)
+    assert "test.labels.bin: this file of the prepared set has changed" in failed(
+        run("verify", "text", **out), 1
+    )
     again = run("prepare", "text", "--source", source, **out)
     assert again.returncode == 0
     assert "Note: " in again.stderr
@@ -87,10 +105,23 @@ def test_many_changed_files_are_not_all_listed(tmp_path: Path) -> None:
     assert notes[-1] == "Note: and 3 more of this kind."
 
 
-@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)])
+@pytest.mark.parametrize(
+    ("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)]
+)
 def test_stopped_in_the_middle(tmp_path: Path, sent: signal.Signals, code: int) -> None:
     """Nothing half is published, and no worker is left behind."""
-    command = [sys.executable, "-m", "mgk", "data", "prepare", "pathfinder", "--workers", "2", "--out", str(tmp_path)]
+    command = [
+        sys.executable,
+        "-m",
+        "mgk",
+        "data",
+        "prepare",
+        "pathfinder",
+        "--workers",
+        "2",
+        "--out",
+        str(tmp_path),
+    ]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
     while not list(tmp_path.glob("*/*/train.tokens.bin")):
         assert process.poll() is None
@@ -103,13 +134,26 @@ def test_stopped_in_the_middle(tmp_path: Path, sent: signal.Signals, code: int) 
     assert process.returncode == code
     assert "Traceback" not in errors
     assert not (tmp_path / "pathfinder" / "manifest.json").exists()
-    if sent == signal.SIGINT:
+    if sent != signal.SIGKILL:
         assert errors.splitlines()[-1] == "mgk: interrupted; an older prepared set is unchanged"
         assert list((tmp_path / "pathfinder").iterdir()) == []
 
 
 def test_listops_options_and_official_files(tmp_path: Path) -> None:
-    small = ("--train", 30, "--validation", 5, "--test", 5, "--min-length", 5, "--max-length", 50, "--workers", 2)
+    small = (
+        "--train",
+        30,
+        "--validation",
+        5,
+        "--test",
+        5,
+        "--min-length",
+        5,
+        "--max-length",
+        50,
+        "--workers",
+        2,
+    )
     result = run("prepare", "listops", *small, "--format", "tsv", "--out", tmp_path / "tsv")
     assert result.returncode == 0, result.stderr
     assert len((tmp_path / "tsv" / "basic_train.tsv").read_text().splitlines()) == 31
@@ -124,7 +168,10 @@ def test_listops_options_and_official_files(tmp_path: Path) -> None:
 
 def test_a_sample_is_said_to_be_one(tmp_path: Path) -> None:
     assert run("prepare", "synthetic-listops", "--out", tmp_path).returncode == 0
-    assert "a synthetic sample, not the real task" in run("inspect", "synthetic-listops", "--folder", tmp_path).stdout
+    assert (
+        "a synthetic sample, not the real task"
+        in run("inspect", "synthetic-listops", "--folder", tmp_path).stdout
+    )
 
 
 @pytest.mark.parametrize(
@@ -135,14 +182,26 @@ def test_a_sample_is_said_to_be_one(tmp_path: Path) -> None:
         (("verify", "listop"), "did you mean 'listops'?"),
         (("prepare", "text", "--source", "/nowhere/at/all"), "'/nowhere/at/all' does not exist"),
         (("prepare", "text", "--out", "{tmp}"), "fetch aclImdb_v1.tar.gz"),
-        (("prepare", "text", "--unit", "word", "--out", "{tmp}"), "text has no option 'unit'; it has seed, validation"),
+        (
+            ("prepare", "text", "--unit", "word", "--out", "{tmp}"),
+            "text has no option 'unit'; it has seed, validation",
+        ),
         (("prepare", "listops", "--format", "csv"), "'csv' is not one of arrays, tsv"),
-        (("prepare", "listops", "--format", "tsv", "--from-hub"), "--from-hub takes neither --source nor --format tsv"),
+        (
+            ("prepare", "listops", "--format", "tsv", "--from-hub"),
+            "--from-hub takes neither --source nor --format tsv",
+        ),
         (("prepare", "listops", "--format", "tsv"), "--format tsv is for listops, with --out DIR"),
         (("prepare", "listops", "--train", "0"), "greater than or equal to 1"),
-        (("prepare", "text", "--source", "{tmp}", "--from-hub"), "--from-hub takes neither --source nor --format tsv"),
+        (
+            ("prepare", "text", "--source", "{tmp}", "--from-hub"),
+            "--from-hub takes neither --source nor --format tsv",
+        ),
         (("prepare", "pathfinder", "--from-hub", "--out", "{tmp}"), "pathfinder is not at the hub"),
-        (("prepare", "pathfinder", "--difficulty", "harder", "--out", "{tmp}"), "one of easy, intermediate, hard"),
+        (
+            ("prepare", "pathfinder", "--difficulty", "harder", "--out", "{tmp}"),
+            "one of easy, intermediate, hard",
+        ),
     ],
 )
 def test_bad_usage(tmp_path: Path, arguments: tuple[str, ...], reason: str) -> None:
@@ -164,7 +223,9 @@ def test_bad_data_is_a_failed_job(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("arguments", [("--help",), ("prepare", "--help"), ("prepare", "nothing"), ("list",)])
-def test_help_list_and_usage_errors_import_neither_torch_nor_numpy(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+def test_help_list_and_usage_errors_import_neither_torch_nor_numpy(
+    tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
     result = run(*arguments, python=("-X", "importtime", "-m", "mgk"), MGK_DATA=str(tmp_path))
     imported = {
         line.rpartition("|")[2].strip() for line in result.stderr.splitlines() if line.startswith("import time")

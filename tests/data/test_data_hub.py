@@ -87,7 +87,9 @@ def test_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match=r"pathfinder is not at the hub: run: mgk data prepare pathfinder"):
         prepare_from_hub("pathfinder", out=tmp_path)
     stand_in(monkeypatch, ConnectionError("no route to host\nand more"))
-    with pytest.raises(DataError, match=r"cannot fetch stanfordnlp/imdb \(no route to host\); fetch aclImdb_v1"):
+    with pytest.raises(
+        DataError, match=r"cannot fetch stanfordnlp/imdb \(no route to host\); fetch aclImdb_v1"
+    ):
         prepare_from_hub("text", out=tmp_path)
     stand_in(monkeypatch, {"train": []})
     with pytest.raises(DataError, match="the hub's data set has no 'test'"):

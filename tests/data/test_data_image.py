@@ -157,7 +157,10 @@ def test_bad_binary_batches(tmp_path: Path, act, reason: str) -> None:
             cifar_pickle(cifar_images(2)[0], np.array([3, 11], np.uint8)),
             "the label of image 1 must be from 0 to 9, got 11",
         ),
-        (cifar_pickle(cifar_images(2)[0][:, :3000], np.array([3, 1])), "images of shape (3000,) instead of (3072,)"),
+        (
+            cifar_pickle(cifar_images(2)[0][:, :3000], np.array([3, 1])),
+            "images of shape (3000,) instead of (3072,)",
+        ),
         (cifar_pickle(cifar_images(2)[0], np.array([3])), "2 images, but not as many labels"),
         (cifar_pickle(*cifar_images(2))[:500], "not a batch of CIFAR-10 in the Python layout"),
         (b"", "not a batch of CIFAR-10 in the Python layout"),
@@ -190,9 +193,17 @@ def test_idx_files(tmp_path: Path, packed: bool) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "reason"),
     [
-        ("train-images-idx3-ubyte", idx(np.zeros((10, 27, 28))), "byte 8: images of 27 x 28 pixels instead of 28 x 28"),
+        (
+            "train-images-idx3-ubyte",
+            idx(np.zeros((10, 27, 28))),
+            "byte 8: images of 27 x 28 pixels instead of 28 x 28",
+        ),
         ("train-images-idx3-ubyte", idx(np.zeros((10, 28, 28)))[:-5], "7851 bytes instead of the 7856"),
-        ("t10k-labels-idx1-ubyte", idx(np.array([1, 2, 77, 1])), "t10k-labels-idx1-ubyte: byte 10: the label must be"),
+        (
+            "t10k-labels-idx1-ubyte",
+            idx(np.array([1, 2, 77, 1])),
+            "t10k-labels-idx1-ubyte: byte 10: the label must be",
+        ),
         ("t10k-labels-idx1-ubyte", idx(np.zeros(3)), "4 images but 3 labels in the files t10k-*"),
         ("t10k-images-idx3-ubyte", b"GIF89a" * 9, "byte 0: this is not an IDX file of images"),
         ("t10k-images-idx3-ubyte", b"", "byte 0: this is not an IDX file of images"),

@@ -8,12 +8,29 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mgk.data import DataError, UsageError, load, prepare
-from mgk.data.listops import VOCABULARY, Shape, generate, generate_block, official_source, read, write_official
+from mgk.data.listops import (
+    VOCABULARY,
+    Shape,
+    generate,
+    generate_block,
+    official_source,
+    read,
+    value_of,
+    write_official,
+)
 from mgk.data.sources import Source
 
 # Of block 7 of seed 0: what any machine must generate.
 GOLDEN = "38b7b6677ffe1ac65fdaf269d3ab91fdbfe3c1b00689f2b00b48cdc166317bc9"
-SMALL = {"train": 60, "validation": 10, "test": 10, "min_length": 10, "max_length": 80, "max_depth": 6, "max_args": 5}
+SMALL = {
+    "train": 60,
+    "validation": 10,
+    "test": 10,
+    "min_length": 10,
+    "max_length": 80,
+    "max_depth": 6,
+    "max_args": 5,
+}
 
 
 @dataclass
@@ -61,7 +78,9 @@ def options(**changes: int) -> dict[str, int]:
 
 
 def make(**changes: int) -> list[tuple[str, bytes, int]]:
-    return [(e.split, e.sequences[0], e.label) for e in generate(options(**changes), 1, lambda done, total: None)]
+    return [
+        (e.split, e.sequences[0], e.label) for e in generate(options(**changes), 1, lambda done, total: None)
+    ]
 
 
 def test_the_evaluator_knows_the_operators() -> None:
@@ -148,7 +167,11 @@ def test_any_number_of_workers_and_seeds(tmp_path: Path) -> None:
 def test_official_files_round_trip(tmp_path: Path) -> None:
     rows = list(generate(options(), 1, lambda done, total: None))
     write_official(iter(rows), tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["basic_test.tsv", "basic_train.tsv", "basic_val.tsv"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "basic_test.tsv",
+        "basic_train.tsv",
+        "basic_val.tsv",
+    ]
     assert (tmp_path / "basic_val.tsv").read_bytes().startswith(b"Source\tTarget\r\n( ( ")
     assert sorted(read(Source(tmp_path))) == sorted(rows)
     made, from_files = (
@@ -173,6 +196,20 @@ def test_official_source_nests_as_the_published_writer_does() -> None:
     assert official_source(ids) == "( ( ( ( [MAX 2 ) ( ( ( [SM 1 ) 3 ) ] ) ) 9 ) ] )"
 
 
+def test_the_value_of_a_read_expression_is_that_of_a_generated_one() -> None:
+    block = generate_block(7, Shape(3, 60, 5, 5), 0)
+    starts = np.concatenate([[0], np.cumsum(block.lengths)]).tolist()
+    tokens = block.tokens.tobytes()
+    for number, value in enumerate(block.values[:500].tolist()):
+        assert value_of(tokens[starts[number] : starts[number + 1]]) == value
+
+
+def test_a_byte_order_mark_is_no_token(tmp_path: Path) -> None:
+    for name in ("basic_train.tsv", "basic_val.tsv", "basic_test.tsv"):
+        (tmp_path / name).write_text(GOOD, encoding="utf-8-sig")
+    assert prepare("listops", tmp_path, out=tmp_path / "out").manifest.examples("train") == 1
+
+
 GOOD = "Source\tTarget\n( ( [MIN 1 ) ] )\t1\n"
 
 
@@ -181,7 +218,19 @@ GOOD = "Source\tTarget\n( ( [MIN 1 ) ] )\t1\n"
     [
         ("Source\tTarget\n[MIN 1 2 ]\n", "basic_val.tsv, line 2: 1 columns instead of 2"),
         (GOOD + "[MIN 1 2 ]\t1\t1\n", "basic_val.tsv, line 3: 3 columns instead of 2"),
-        (GOOD + "[MIN 1 2 ]\t10\n", "basic_val.tsv, line 3: the value must be a digit, got b'10'"),
+        (GOOD + "[MIN 1 2 ]\t10\n", "basic_val.tsv, line 3: the value of the expression is 1, not '10'"),
+        (
+            GOOD + "[MED 1 4 [SM 9 9 ] ]\t5\n",
+            "basic_val.tsv, line 3: the value of the expression is 4, not '5'",
+        ),
+        (GOOD + "[MIN 1 [MAX 2 ]\t1\n", "line 3: the expression is not well-formed: 1 brackets are not closed"),
+        (GOOD + "[MIN 1 ] ]\t1\n", "line 3: the expression is not well-formed: a bracket is closed that"),
+        (
+            GOOD + "[MIN [MAX ] 1 ]\t1\n",
+            "line 3: the expression is not well-formed: an operator has no arguments",
+        ),
+        (GOOD + "1 2\t1\n", "line 3: one expression is wanted, got 2"),
+        (GOOD + "( [MIN 1 2 ]\t1\n", "line 3: the parentheses of the expression are not balanced"),
         (GOOD + "[MIN 1 12 ]\t1\n", "basic_val.tsv, line 3: b'12' is not a token of ListOps"),
         (GOOD + "( )\t1\n", "basic_val.tsv, line 3: the expression is empty"),
         ("[MIN 1 2 ]\t1\n", "basic_val.tsv, line 1: the header must be Source, Target"),

@@ -94,7 +94,9 @@ def test_paths_are_drawn_where_they_are(difficulty: str) -> None:
         distance = np.linalg.norm(centres - nearest, axis=-1).min(1).reshape(SIDE, SIDE)
         assert image[distance < 0.2].min() > 60
         away += int((image[distance > 1.3] > 0).sum())
-    assert away < 20 * (20 * 9 + 2 * 14)  # 20 dashes of distractors and 2 dots a picture, with the pixels each colours
+    assert away < 20 * (
+        20 * 9 + 2 * 14
+    )  # 20 dashes of distractors and 2 dots a picture, with the pixels each colours
 
 
 def test_more_seeds_and_blocks_give_other_pictures() -> None:
@@ -111,7 +113,9 @@ def test_generated_set_is_balanced_and_the_same_for_any_workers(tmp_path: Path) 
         assert len(data) == count
         assert sum(int(data[i]["labels"]) for i in range(count)) == count // 2
         assert data[0]["input_ids"].shape == (1024,)
-    with pytest.raises(UsageError, match="the difficulty must be one of easy, intermediate, hard, got 'harder'"):
+    with pytest.raises(
+        UsageError, match="the difficulty must be one of easy, intermediate, hard, got 'harder'"
+    ):
         prepare("pathfinder", out=tmp_path / "three", options={"difficulty": "harder"})
 
 
@@ -193,7 +197,8 @@ def filtered_png(pixels: np.ndarray) -> bytes:
         (b"IEND", b""),
     )
     return b"\x89PNG\r\n\x1a\n" + b"".join(
-        struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body)) for kind, body in chunks
+        struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+        for kind, body in chunks
     )
 
 

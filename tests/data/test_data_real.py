@@ -10,7 +10,9 @@ from mgk.data import DataError, load, load_tokens, prepare
 
 FOLDER = os.environ.get("MGK_TEST_DATA") or None
 
-pytestmark = pytest.mark.skipif(FOLDER is None, reason="MGK_TEST_DATA is not set to a folder with the real data")
+pytestmark = pytest.mark.skipif(
+    FOLDER is None, reason="MGK_TEST_DATA is not set to a folder with the real data"
+)
 
 
 def archive(name: str) -> Path:
@@ -55,7 +57,9 @@ def test_pairs_of_papers(tmp_path: Path) -> None:
     assert {int(data[i]["labels"]) for i in range(100)} == {0, 1}
 
 
-@pytest.mark.parametrize(("name", "per_class"), [("mnist", [980, 1135, 1032]), ("fashion-mnist", [1000, 1000, 1000])])
+@pytest.mark.parametrize(
+    ("name", "per_class"), [("mnist", [980, 1135, 1032]), ("fashion-mnist", [1000, 1000, 1000])]
+)
 def test_idx_files(tmp_path: Path, name: str, per_class: list[int]) -> None:
     """The folder of the four files, packed as they are published."""
     ready = prepare(name, archive(name), out=tmp_path)
@@ -68,7 +72,11 @@ def test_cifar_10(tmp_path: Path) -> None:
     found = sorted(Path(str(FOLDER)).glob("cifar-10-*"))
     if not found:
         pytest.skip("CIFAR-10 is not in MGK_TEST_DATA")
-    assert counts(prepare("image", found[0], out=tmp_path)) == {"train": 45_000, "validation": 5_000, "test": 10_000}
+    assert counts(prepare("image", found[0], out=tmp_path)) == {
+        "train": 45_000,
+        "validation": 5_000,
+        "test": 10_000,
+    }
     data = load("image", "train", folder=tmp_path, colour=True)
     assert [int(data[i]["labels"]) for i in range(4)] == [6, 9, 9, 4]
     assert (data[0]["pixel_values"][0, 0, :4] * 255).round().tolist() == [59, 43, 50, 68]

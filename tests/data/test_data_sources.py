@@ -1,3 +1,4 @@
+import gzip
 import io
 import os
 import tarfile
@@ -73,6 +74,56 @@ def test_a_changed_byte_in_an_archive(tmp_path: Path, ending: str) -> None:
         prepare("text", archive, out=tmp_path / "out")
 
 
+@pytest.mark.parametrize("ending", ["tar.gz", "tar.xz", "zip", "gz"])
+def test_an_archive_that_expands_without_end_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
+) -> None:
+    monkeypatch.setattr("mgk.data.sources._SMALL", 1 << 20)
+    folder = write_wikitext(tmp_path)
+    (folder / "wiki.train.tokens").write_bytes(b"a" * (1 << 23))
+    source = folder
+    if ending == "gz":
+        text = (folder / "wiki.train.tokens").read_bytes()
+        (folder / "wiki.train.tokens").unlink()
+        (folder / "wiki.train.tokens.gz").write_bytes(gzip.compress(text))
+    else:
+        source = pack(folder, tmp_path / f"wikitext.{ending}")
+    with pytest.raises(
+        DataError, match=r"it expands more than 200 times: this is not the archive of a data set"
+    ):
+        prepare("wikitext-2", source, out=tmp_path / "out")
+    assert list((tmp_path / "out" / "wikitext-2").iterdir()) == []
+
+
+def test_lines_and_files_without_end_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mgk.data.sources._CHUNK", 1 << 10)
+    monkeypatch.setattr("mgk.data.sources._MAX_LINE", 1 << 14)
+    monkeypatch.setattr("mgk.data.sources._MAX_FILE", 1 << 14)
+    source = write_wikitext(tmp_path)
+    (source / "wiki.valid.tokens").write_bytes(b"a" * (1 << 15))
+    with pytest.raises(DataError, match=r"wiki.valid.tokens: a line is longer than"):
+        prepare("wikitext-2", source, out=tmp_path / "out")
+    source = write_imdb(tmp_path)
+    (source / "train" / "pos" / "0_9.txt").write_bytes(b"a" * (1 << 15))
+    with pytest.raises(DataError, match=r"0_9.txt: the file is larger than"):
+        prepare("text", source, out=tmp_path / "out")
+
+
+def test_a_byte_order_mark_is_no_token(tmp_path: Path) -> None:
+    mark, source = b"\xef\xbb\xbf", write_imdb(tmp_path)
+    plain = prepare("text", source, out=tmp_path / "out").manifest.files["train.tokens.bin"]
+    for path in source.rglob("*.txt"):
+        path.write_bytes(mark + path.read_bytes())
+    assert prepare("text", source, out=tmp_path / "out").manifest.files["train.tokens.bin"] == plain
+    for unit in ("byte", "word"):
+        sizes = []
+        for start in (b"", mark):
+            (tmp_path / "text").write_bytes(start + b"one two\nthree\nfour\nfive\n" * 10)
+            ready = prepare("plain", tmp_path / "text", out=tmp_path / "out", options={"unit": unit})
+            sizes.append([ready.manifest.examples(split) for split in ready.manifest.splits])
+        assert sizes[0] == sizes[1]
+
+
 def test_an_archive_that_is_none(tmp_path: Path) -> None:
     archive = tmp_path / "aclImdb.tar.gz"
     archive.write_bytes(b"<html>404</html>")
@@ -113,7 +164,7 @@ def test_missing_sources(tmp_path: Path) -> None:
         prepare("text", out=tmp_path / "out")
     assert "fetch aclImdb_v1.tar.gz" in str(error.value)
     assert "https://ai.stanford.edu" in str(error.value)
-    assert str(error.value).endswith("mgk data prepare text --source PATH")
+    assert "mgk data prepare text --source PATH" in str(error.value)
     assert not (tmp_path / "out").exists()
 
 

@@ -38,7 +38,11 @@ def test_samples_are_made_on_first_use_and_marked(tmp_path: Path, name: str) -> 
 
 
 def test_colour_of_the_image_sample(tmp_path: Path) -> None:
-    assert load("synthetic-image", "train", folder=tmp_path, colour=True)[0]["pixel_values"].shape == (3, 32, 32)
+    assert load("synthetic-image", "train", folder=tmp_path, colour=True)[0]["pixel_values"].shape == (
+        3,
+        32,
+        32,
+    )
 
 
 def test_importing_the_package_and_preparing_load_no_library_of_the_command_line(tmp_path: Path) -> None:
@@ -49,7 +53,9 @@ def test_importing_the_package_and_preparing_load_no_library_of_the_command_line
         "mgk.data.load('synthetic-listops', 'train', folder=Path(sys.argv[1]))\n"
         "print(*sys.modules)"
     )
-    result = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True
+    )
     assert not {"typer", "rich", "transformers", "datasets", "mgk.cli"} & set(result.stdout.split())
 
 

@@ -65,7 +65,10 @@ def remove_split(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("act", "reason"),
     [
-        (break_review("train/pos/1_9.txt", b"fine \xff\xfe"), "train/pos/1_9.txt: byte 5 (0xff) is not UTF-8 text"),
+        (
+            break_review("train/pos/1_9.txt", b"fine \xff\xfe"),
+            "train/pos/1_9.txt: byte 5 (0xff) is not UTF-8 text",
+        ),
         (break_review("train/neg/7_9.txt", b"x"), "train/neg/7_9.txt: a rating of 9 is out of range"),
         (break_review("test/pos/8_10.txt", b""), "test/pos/8_10.txt: the review is empty"),
         (remove_split, "no review test/neg/ID_RATING.txt found"),
@@ -103,7 +106,10 @@ GOOD = "1.0\ta\tb\tone\ttwo\n"
     ("text", "reason"),
     [
         (GOOD + "1.0\ta\tb\tone\n", "new_aan_pairs.eval.tsv, line 2: 4 columns instead of 5 (label, id1"),
-        (GOOD + GOOD + "1.0\ta\tb\tone\ttwo\tthree\n", "new_aan_pairs.eval.tsv, line 3: 6 columns instead of 5"),
+        (
+            GOOD + GOOD + "1.0\ta\tb\tone\ttwo\tthree\n",
+            "new_aan_pairs.eval.tsv, line 3: 6 columns instead of 5",
+        ),
         ("2.0\ta\tb\tone\ttwo\n", "new_aan_pairs.eval.tsv, line 1: the label must be 0 or 1, got b'2.0'"),
         (GOOD + "0\ta\tb\tone\t\n", "new_aan_pairs.eval.tsv, line 2: one of the two texts is empty"),
         (GOOD + "0\ta\tb\tone\tt\udcffo\n", "new_aan_pairs.eval.tsv, line 2: byte 11 (0xff) is not UTF-8 text"),
@@ -128,5 +134,7 @@ def test_two_files_for_one_split(tmp_path: Path) -> None:
     other = write_pairs(tmp_path / "b")
     assert prepare("retrieval", tmp_path, out=tmp_path / "out").manifest.examples("train") == 4
     (other / "new_aan_pairs.eval.tsv").write_text(GOOD)
-    with pytest.raises(DataError, match=r"b/.*eval.tsv: this is not the same as a/tsv_data/new_aan_pairs.eval.tsv"):
+    with pytest.raises(
+        DataError, match=r"b/.*eval.tsv: this is not the same as a/tsv_data/new_aan_pairs.eval.tsv"
+    ):
         prepare("retrieval", tmp_path, out=tmp_path / "out")

@@ -62,7 +62,12 @@ def test_sizes_padding_and_limits_are_saved(tmp_path):
     assert batch.attention_mask == [[1, 1, 1, 1, 1], [1, 0, 0, 0, 0]]
 
     running = reloaded(byte_tokenizer(shift=0), tmp_path / "running")
-    assert (len(running), running.pad_token, running.padding_side) == (256, None, "left")
+    assert (len(running), running.pad_token_id, running.padding_side) == (256, 0, "left")
+    # the byte 0 ends texts; the letter that stands for it in the vocabulary is a letter
+    assert running.eos_token_id == 0
+    for text in ("Ā\0ā", running.eos_token):
+        assert bytes(running(text).input_ids) == text.encode()
+        assert running.decode(running(text).input_ids) == text
 
     words = reloaded(word_tokenizer(WORDS, model_max_length=7), tmp_path / "words")
     assert (len(words), words.eos_token_id, words.unk_token_id, words.model_max_length) == (5, 0, 3, 7)
@@ -73,7 +78,11 @@ def test_sizes_padding_and_limits_are_saved(tmp_path):
     assert (len(symbols), symbols.pad_token_id, symbols.padding_side) == (len(listops.VOCABULARY), 0, "right")
 
 
-@given(text=st.lists(st.sampled_from([*WORDS, "bridge", "a<unk>b", "\u2003", "\n", "\t", "\r", "\x0b"])).map(" ".join))
+@given(
+    text=st.lists(st.sampled_from([*WORDS, "bridge", "a<unk>b", "\u2003", "\n", "\t", "\r", "\x0b"])).map(
+        " ".join
+    )
+)
 def test_words_are_split_as_the_data_are(text):
     ids = {word.encode(): number for number, word in enumerate(WORDS)}
     wanted = [ids.get(word, 3) for word in text.encode().replace(b"\n", b" <eos> ").split()]

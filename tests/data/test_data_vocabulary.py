@@ -33,7 +33,11 @@ def test_words_are_those_of_the_prepared_set(tmp_path: Path) -> None:
     assert words.tokens is not None
     assert (words.unit, words.size, words.pad_id, words.eos_id) == ("word", 11, None, 0)
     assert words.tokens[words.unk_id or 0] == "<unk>"
-    assert set(words.tokens) == {"<eos>", "<unk>", *["=", "Title", "the", "cat", "sat", "on", "mat", "dog", "."]}
+    assert set(words.tokens) == {
+        "<eos>",
+        "<unk>",
+        *["=", "Title", "the", "cat", "sat", "on", "mat", "dog", "."],
+    }
 
 
 def test_a_plain_file(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from official_layouts import WIKI, pack, write_wikitext
 
 from mgk.data import DataError, UsageError, load_tokens, prepare
 from mgk.data.sources import Source, line_pieces
-from mgk.data.text_files import _parts
+from mgk.data.text_files import cut
 
 
 def read_vocabulary(folder: Path, build: str) -> list[str]:
@@ -27,7 +27,9 @@ def test_ids_follow_the_training_text(tmp_path: Path, archive: str | None) -> No
     assert set(vocabulary) == set(words)
     assert ready.manifest.facts["vocab_size"] == len(vocabulary) == 11
     assert vocabulary[0] == "<eos>"
-    assert [counts[word] for word in vocabulary[1:]] == sorted((counts[word] for word in vocabulary[1:]), reverse=True)
+    assert [counts[word] for word in vocabulary[1:]] == sorted(
+        (counts[word] for word in vocabulary[1:]), reverse=True
+    )
     for split, name in (("train", "train"), ("validation", "valid"), ("test", "test")):
         tokens = load_tokens("wikitext-2", split, folder=tmp_path / "out")
         expected = WIKI[name].decode().replace("\n", " <eos> ").split()
@@ -55,9 +57,17 @@ def test_more_than_65536_words_take_a_wider_type(tmp_path: Path) -> None:
 @settings(max_examples=60, deadline=None)
 @given(text=st.text(alphabet="ab \n", max_size=60).map(str.encode), size=st.integers(1, 7))
 def test_pieces_are_whole_lines_of_the_same_text(text: bytes, size: int) -> None:
-    pieces = list(line_pieces(text[start : start + size] for start in range(0, len(text), size)))
+    pieces = list(line_pieces((text[start : start + size] for start in range(0, len(text), size)), "here"))
     assert all(piece.endswith(b"\n") for piece in pieces)
     assert b"".join(pieces) == (text if not text or text.endswith(b"\n") else text + b"\n")
+
+
+def test_the_lines_of_a_long_line_are_counted_once() -> None:
+    """Joined at every piece, the bytes of a line would be copied again and again."""
+    many = [b"a" * 1000] * 16_000
+    assert len(b"".join(line_pieces([*many, b"\n"], "here"))) == 16_000_001
+    with pytest.raises(DataError, match="here: a line is longer than 16 MiB"):
+        list(line_pieces(many + many, "here"))
 
 
 @pytest.mark.parametrize(
@@ -69,7 +79,9 @@ def test_pieces_are_whole_lines_of_the_same_text(text: bytes, size: int) -> None
     ],
 )
 def test_bad_files(tmp_path: Path, changes: dict[str, bytes | None], reason: str) -> None:
-    source = write_wikitext(tmp_path, {name: text for name, text in {**WIKI, **changes}.items() if text is not None})
+    source = write_wikitext(
+        tmp_path, {name: text for name, text in {**WIKI, **changes}.items() if text is not None}
+    )
     with pytest.raises(DataError) as error:
         prepare("wikitext-2", source, out=tmp_path / "out")
     assert reason in str(error.value)
@@ -120,10 +132,12 @@ def test_bad_plain_files(tmp_path: Path, content: bytes, options, kind: type[Exc
 def test_the_parts_of_a_plain_file_are_the_file(tmp_path_factory, text: str, shares, size: int) -> None:
     file = tmp_path_factory.mktemp("plain") / "book.txt"
     file.write_bytes(text.encode())
+    percents = {"train": 100 - sum(shares), "validation": shares[0], "test": shares[1]}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("mgk.data.sources._CHUNK", size)  # the file is not read in one piece
         try:
-            parts = list(_parts(Source(file), len(text.encode()), *shares))
+            files = Source(file).files(r"[^/]+")
+            parts = [part for one in files for part in cut(one, len(text.encode()), percents)]
         except DataError:  # of too few lines
             return
     assert b"".join(piece for _, piece in parts) == text.encode()

@@ -4,7 +4,12 @@ import numpy as np
 
 from mgk.analysis import cost_model
 from mgk.analysis.attention_maps import AttentionMaps
-from mgk.analysis.confidence_intervals import mean_accuracy, mean_difference, paired_difference
+from mgk.analysis.confidence_intervals import (
+    mean_accuracy,
+    mean_difference,
+    mean_over_blocks,
+    paired_difference,
+)
 from mgk.experiments.compare.result import Comparison, Result
 from mgk.experiments.model_analysis import Inspection
 from mgk.experiments.model_spec import ModelSpec
@@ -33,6 +38,10 @@ def example(seeds=1, metric="accuracy", names=("softmax:2", "smgk:1", "mgk:1")):
         flops[name] = cost_model.forward_flops(sizes)
         is_accuracy = metric == "accuracy"
         values = tuple(tables[place].mean(1).tolist()) if is_accuracy else perplexities[place]
+        blocks = np.array(perplexities)[..., None] + generator.normal(0, 0.01, (len(names), seeds, 32))
+        score, gap = mean_difference(values, [0.0] * seeds), mean_difference(values, perplexities[0])
+        if metric == "bits_per_byte":
+            score, gap = mean_over_blocks(blocks[place]), mean_over_blocks(blocks[place] - blocks[0])
         results.append(
             Result(
                 name=name,
@@ -43,11 +52,13 @@ def example(seeds=1, metric="accuracy", names=("softmax:2", "smgk:1", "mgk:1")):
                 seconds_per_step=0.02 + 0.003 * place,
                 peak_memory_bytes=None if place == 2 else 100_000_000,
                 values=values,
-                score=mean_accuracy(tables[place]) if is_accuracy else mean_difference(values, [0.0] * seeds),
+                score=mean_accuracy(tables[place]) if is_accuracy else score,
                 losses=tuple(tuple((10.0 * n, 2.3 / n) for n in range(1, 60)) for _ in range(seeds)),
-                validation=tuple(tuple((100.0 * n, 0.1 * n + 0.01 * s) for n in range(1, 6)) for s in range(seeds)),
+                validation=tuple(
+                    tuple((100.0 * n, 0.1 * n + 0.01 * s) for n in range(1, 6)) for s in range(seeds)
+                ),
                 paired=paired_difference(tables[place], tables[0]) if is_accuracy and place else None,
-                gap=None if is_accuracy or not place else mean_difference(values, perplexities[0]),
+                gap=None if is_accuracy or not place else gap,
                 runs=tuple(f"run-{place}-{seed}" for seed in range(seeds)),
             )
         )
@@ -70,5 +81,7 @@ def example(seeds=1, metric="accuracy", names=("softmax:2", "smgk:1", "mgk:1")):
     maps = {}
     for name in names:
         weights = generator.random((2, ModelSpec.parse(name).heads, 12, 12), np.float32)
-        maps[name] = AttentionMaps(weights / weights.sum(-1, keepdims=True), (0, 1), tuple(range(weights.shape[1])))
+        maps[name] = AttentionMaps(
+            weights / weights.sum(-1, keepdims=True), (0, 1), tuple(range(weights.shape[1]))
+        )
     return comparison, Inspection(flops, 20, maps, "[MAX 2 9 ]", 4)

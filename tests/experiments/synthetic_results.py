@@ -120,7 +120,9 @@ def everything(seeds=3, preset="laptop"):
         for trial in sorted(trials, key=str)
     ]
     analyzed = {trial for item in EXPERIMENTS.values() if item.kind == "maps" for trial in item.trials(preset)}
-    return records, [analysis(trial.task, trial.model, rank=30 if trial.model.is_mixture else 20) for trial in analyzed]
+    return records, [
+        analysis(trial.task, trial.model, rank=30 if trial.model.is_mixture else 20) for trial in analyzed
+    ]
 
 
 SOFTMAX, MGK, SMGK = ModelSpec("softmax", 2), ModelSpec("mgk", 1), ModelSpec("smgk", 1)

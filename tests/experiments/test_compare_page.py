@@ -40,7 +40,9 @@ class Checker(HTMLParser):
         assert self.open.pop() == tag
 
 
-@pytest.mark.parametrize(("seeds", "metric"), [(1, "accuracy"), (3, "accuracy"), (1, "perplexity"), (3, "perplexity")])
+@pytest.mark.parametrize(
+    ("seeds", "metric"), [(s, metric) for s in (1, 3) for metric in ("accuracy", "perplexity", "bits_per_byte")]
+)
 def test_the_page_is_whole_and_self_contained(seeds, metric):
     text = comparison_page(*example(seeds, metric))
     checker = Checker()
@@ -83,7 +85,20 @@ def test_sentences_say_what_is_significant():
     assert "significantly better than the baseline" in verdict(several, several.results[1])
 
 
-@pytest.mark.parametrize("metric", ["accuracy", "perplexity"])
+def test_bits_per_byte_have_an_interval_over_blocks_of_one_run():
+    comparison, _ = example(1, "bits_per_byte")
+    sentence = verdict(comparison, comparison.results[1])
+    assert re.match(r"its bits per byte is \d\.\d{3} lower \(95% CI over blocks of the text -1\.0", sentence)
+    assert "(95% CI over seeds and blocks of the text" in verdict(
+        *_first_candidate(example(3, "bits_per_byte")[0])
+    )
+
+
+def _first_candidate(comparison):
+    return comparison, comparison.results[1]
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "perplexity", "bits_per_byte"])
 def test_json_round_trip(metric):
     comparison, _ = example(3, metric)
     assert load(Comparison, json.loads(json.dumps(dump(comparison)))) == comparison

@@ -8,14 +8,17 @@ import pytest
 from synthetic_results import record, stored
 
 from mgk.experiments.artifacts import Outputs, gather
-from mgk.experiments.evidence.effects import ExperimentResults
+from mgk.experiments.evidence.effects import PresetResults
 from mgk.experiments.render.markdown_sections import fill, fill_document
 from mgk.experiments.render.numbers import short
 from mgk.experiments.reproduce.registry import EXPERIMENTS
 from mgk.training.errors import RecipeError, TrainingError
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = (ROOT / "docs" / "reproduction.md", ROOT / "README.md", ROOT / "docs" / "performance.md")
+DOCUMENTS = tuple(
+    ROOT / name
+    for name in ("README.md", *(f"docs/{n}.md" for n in ("reproduction", "performance", "initialisation")))
+)
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +118,9 @@ def test_the_summary_names_the_tasks_of_the_average_alone(tmp_path):
 def test_parts_are_filled_in_place(outputs, tmp_path):
     document = tmp_path / "page.md"
     parts = ("claims", "verdicts", "measured", "table1", "table3", "fig1", "fig5")
-    empty = "".join(f"before\n<!-- generated: {name} -->\nold\n<!-- end of generated: {name} -->\n" for name in parts)
+    empty = "".join(
+        f"before\n<!-- generated: {name} -->\nold\n<!-- end of generated: {name} -->\n" for name in parts
+    )
     document.write_text(empty)
     assert fill_document(document, outputs, "results") == list(parts)
     text = document.read_text()
@@ -130,7 +135,7 @@ def test_parts_are_filled_in_place(outputs, tmp_path):
 
 
 def test_what_is_missing_has_its_command(outputs):
-    nothing = Outputs(ExperimentResults("laptop"))
+    nothing = Outputs(PresetResults("laptop"))
     text = fill("<!-- generated: table2 -->\n<!-- end of generated: table2 -->", nothing, "results")
     assert "Not measured yet: `mgk reproduce table2 --preset laptop`." in text
 
@@ -143,5 +148,7 @@ def test_wrong_documents_are_named(outputs, tmp_path):
     with pytest.raises(RecipeError, match="it has no generated part"):
         fill_document(document, outputs, "results")
     document.write_text("<!-- generated: tabel1 -->\n<!-- end of generated: tabel1 -->")
-    with pytest.raises(RecipeError, match=r"page\.md: there is no generated part 'tabel1': choose one of claims"):
+    with pytest.raises(
+        RecipeError, match=r"page\.md: there is no generated part 'tabel1': choose one of claims"
+    ):
         fill_document(document, outputs, "results")

@@ -4,11 +4,11 @@ import re
 
 import pytest
 from synthetic_results import stored
-from test_page_in_chromium import BROWSER, DESKTOP, PHONE, look
+from test_page_in_chromium import DESKTOP, PHONE, look
 
 from mgk.experiments.artifacts import Outputs, gather
 from mgk.experiments.evidence.claims import CLAIMS
-from mgk.experiments.evidence.effects import ExperimentResults
+from mgk.experiments.evidence.effects import PresetResults
 from mgk.experiments.reproduce.page import reproduction_page
 
 
@@ -49,15 +49,14 @@ def test_everything_is_in_the_file(page):
 
 
 def test_a_page_of_nothing_is_still_a_page():
-    nothing = Outputs(ExperimentResults("laptop"))
+    nothing = Outputs(PresetResults("laptop"))
     assert "Nothing has been measured yet" in reproduction_page(nothing)
 
 
-@pytest.mark.skipif(BROWSER is None, reason="there is no Chromium on the PATH")
 @pytest.mark.parametrize(("width", "dark"), [(PHONE, True), (DESKTOP, False)])
-def test_the_page_is_drawn_and_readable(page, tmp_path, width, dark):
-    found, console = look(page, tmp_path, width=width, dark=dark)
-    assert (found["errors"], console, found["requests"]) == ([], [], [])
+def test_the_page_is_drawn_and_readable(browser, page, tmp_path, width, dark):
+    found, errors = look(browser, page, tmp_path, width=width, dark=dark)
+    assert (errors, found["requests"]) == ([], [])
     assert found["scrollWidth"] <= width, found["wide"]
     assert found["wide"] == []
     # Maps of figures 2, 5 and 8: 2 + 2 + 1 heads in 2 layers each.

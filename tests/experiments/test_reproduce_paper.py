@@ -68,10 +68,20 @@ SETTINGS = {
     "text": (LRA_MODEL, {"max_steps": 20_000, "batch_size": 32, "warmup_steps": 8_000} | LRA_TRAINING, 4000),
     "retrieval": (LRA_MODEL, {"max_steps": 30_000, "batch_size": 32, "warmup_steps": 800} | LRA_TRAINING, 4000),
     "image": (LRA_MODEL, {"max_steps": 35_000, "batch_size": 256, "warmup_steps": 175} | LRA_TRAINING, 1024),
-    "pathfinder": (LRA_MODEL, {"max_steps": 62_400, "batch_size": 256, "warmup_steps": 312} | LRA_TRAINING, 1024),
+    "pathfinder": (
+        LRA_MODEL,
+        {"max_steps": 62_400, "batch_size": 256, "warmup_steps": 312} | LRA_TRAINING,
+        1024,
+    ),
     "wikitext-103": (
         LANGUAGE_MODEL,
-        {"max_steps": 500_000, "batch_size": 96, "warmup_steps": 2_000, "learning_rate": 2.5e-4, "weight_decay": 0.0},
+        {
+            "max_steps": 500_000,
+            "batch_size": 96,
+            "warmup_steps": 2_000,
+            "learning_rate": 2.5e-4,
+            "weight_decay": 0.0,
+        },
         256,
     ),
 }
@@ -164,9 +174,9 @@ def test_an_unknown_experiment_suggests_the_nearest(name, near):
 def test_a_model_is_that_of_its_recipe():
     for trial in ALL_PAPER:
         assert ModelSpec.of_recipe(trial.recipe) == trial.model
-    assert ModelSpec.of_recipe(load_recipe("text", "smoke", overrides={"model.attention": "linear"})) == ModelSpec(
-        "linear", 2
-    )
+    assert ModelSpec.of_recipe(
+        load_recipe("text", "smoke", overrides={"model.attention": "linear"})
+    ) == ModelSpec("linear", 2)
 
 
 # Each with the paper's model, optimizer and batch, and the shortest that takes its steps: few examples and, but for

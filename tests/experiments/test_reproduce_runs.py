@@ -53,7 +53,10 @@ def test_trials_are_run_once_and_analyzed(tmp_path):
     mgk, linear = small("retrieval", ModelSpec("mgk", 2)), small("listops", ModelSpec("linear", 1))
     plan = plan_of(mgk, linear, analyzed=(mgk,))
     done, parts = [], []
-    calls = {"on_progress": lambda trial, part: parts.append(part), "on_done": lambda item: done.append(item.trial)}
+    calls = {
+        "on_progress": lambda trial, part: parts.append(part),
+        "on_done": lambda item: done.append(item.trial),
+    }
     run_plan(plan, results, runs, jobs=2, **calls)
     assert set(done) == {mgk, linear}
     assert all(0 <= part <= 1 for part in parts)
@@ -98,7 +101,9 @@ def test_trials_are_run_once_and_analyzed(tmp_path):
 
     records = collect_results(runs)
     assert {item.trial for item in records} == {mgk, linear}
-    assert len(gather(ResultStore(runs), "smoke", records=records).others) == 2  # none has the recipe of its table
+    assert (
+        len(gather(ResultStore(runs), "smoke", records=records).others) == 2
+    )  # none has the recipe of its table
 
 
 def test_ranks_are_taken_of_whole_segments_of_both_splits():
@@ -106,7 +111,9 @@ def test_ranks_are_taken_of_whole_segments_of_both_splits():
     sampled = rank_examples(data, "validation")
     sizes = [sampled[number]["input_ids"].shape[-1] for number in range(len(sampled))]
     assert set(sizes) == {48}
-    every = [example["input_ids"].shape[-1] for split in ("test", "validation") for example in whole(data, split)]
+    every = [
+        example["input_ids"].shape[-1] for split in ("test", "validation") for example in whole(data, split)
+    ]
     assert len(sizes) == every.count(48) < len(every)
     assert len(rank_examples(data, "test")) < len(sizes)
 

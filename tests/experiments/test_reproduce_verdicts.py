@@ -4,17 +4,41 @@ import json
 from dataclasses import replace
 from math import inf, isinf
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from synthetic_results import MGK, SMGK, SOFTMAX, analysis, everything, record
 
-from mgk.analysis.confidence_intervals import Interval, student_interval
+from mgk.analysis.confidence_intervals import Interval, paired_difference, student_interval
 from mgk.experiments.evidence.claims import CLAIMS, verdicts, verdicts_json
-from mgk.experiments.evidence.decision_rules import CONFIRMED, CONTRADICTED, INCONCLUSIVE, NOT_MEASURED, decide
-from mgk.experiments.evidence.effects import ExperimentResults, difference_of_means, is_above_chance, mean_of
+from mgk.experiments.evidence.decision_rules import (
+    CONFIRMED,
+    CONTRADICTED,
+    EQUIVALENT,
+    INCONCLUSIVE,
+    NOT_MEASURED,
+    Claim,
+    Evidence,
+    decide_better,
+    decide_comparable,
+)
+from mgk.experiments.evidence.effects import (
+    PresetResults,
+    detectable_difference,
+    difference_of_means,
+    is_above_chance,
+    mean_of,
+)
 from mgk.experiments.model_spec import ModelSpec
-from mgk.experiments.render.tables import difference_caption, difference_rows, header, make_table, markdown, text_rows
+from mgk.experiments.render.tables import (
+    difference_caption,
+    difference_rows,
+    header,
+    make_table,
+    markdown,
+    text_rows,
+)
 from mgk.experiments.reproduce.published import LRA
 from mgk.experiments.reproduce.registry import EXPERIMENTS
 
@@ -22,7 +46,7 @@ SOFTMAX_1 = ModelSpec("softmax", 1)
 
 
 def results(*records, analyses=()):
-    return ExperimentResults("laptop", records, analyses)
+    return PresetResults("laptop", records, analyses)
 
 
 def table_1(shares, *, seeds=3, tasks=LRA, chance=0.5):
@@ -48,8 +72,72 @@ def table_1(shares, *, seeds=3, tasks=LRA, chance=0.5):
 )
 def test_the_rules(low, high, better, comparable):
     interval = Interval((low + high) / 2, low, high)
-    assert decide(interval) == better
-    assert decide(interval, margin=1.0) == comparable
+    assert decide_better(interval) == better
+    assert decide_comparable(interval, margin=1.0) == comparable
+
+
+@pytest.mark.parametrize(
+    ("interval", "at_90", "outcome"),
+    [
+        ((-0.8, 0.9), (-0.7, 0.8), EQUIVALENT),
+        ((-1.2, 1.1), (-0.99, 0.9), EQUIVALENT),  # the tests are one-sided: the 90% interval decides
+        ((-1.2, 1.1), (-1.01, 0.9), INCONCLUSIVE),
+        ((-0.2, 1.3), (-0.1, 1.1), INCONCLUSIVE),
+        ((0.1, 0.5), (0.2, 0.4), CONFIRMED),  # better, if by little
+        ((-0.5, -0.1), (-0.4, -0.2), CONTRADICTED),
+    ],
+)
+def test_models_within_the_margin_are_equivalent(interval, at_90, outcome):
+    middle = sum(interval) / 2
+    found = decide_better(Interval(middle, *interval), at_90=Interval(middle, *at_90), margin=1.0)
+    assert found == outcome
+
+
+def test_equivalent_pairs_make_an_equivalent_claim():
+    def verdict(*outcomes):
+        return Claim("c", "", "", lambda results: (Evidence(outcome, "") for outcome in outcomes)).verdict(
+            results()
+        )
+
+    assert verdict(CONFIRMED, EQUIVALENT).outcome == EQUIVALENT
+    assert verdict(EQUIVALENT, INCONCLUSIVE).outcome == INCONCLUSIVE
+    assert verdict(EQUIVALENT, CONTRADICTED).outcome == CONTRADICTED
+
+
+def test_models_of_nearly_the_same_perplexity_are_equivalent():
+    models = ModelSpec("mgk", 1), ModelSpec("softmax", 2)
+    noise = (0.0, 0.4, -0.4, 0.2)
+    found = results(
+        *(
+            record(
+                "wikitext-2", model, seed, perplexity=100.0 + 0.01 * seed * (model == models[0]) + noise[seed]
+            )
+            for model in models
+            for seed in range(4)
+        )
+    )
+    claim = verdicts(found)["language-half-the-heads"].evidence[0]
+    assert (claim.outcome, claim.unit, claim.seeds) == (EQUIVALENT, "% of perplexity", 4)
+
+
+def test_the_detectable_difference_is_found_in_four_of_five_experiments():
+    generator = np.random.Generator(np.random.PCG64(0))
+    seeds, sd = 5, 1.0
+    expected = detectable_difference(Interval(0.0, -2.776 / 5**0.5, 2.776 / 5**0.5), seeds)  # s = 1
+    values = generator.normal(expected, sd, (4000, seeds))
+    share = np.mean([student_interval(row).low > 0 for row in values.tolist()])
+    assert 0.75 < share < 0.87
+    assert detectable_difference(Interval(0.0, -1.0, 1.0), 5, 20) < 0.5 * detectable_difference(
+        Interval(0.0, -1.0, 1.0), 5
+    )
+    assert isinf(detectable_difference(Interval(0.0, -1.0, 1.0), 5, 1))
+
+
+def test_the_90_percent_interval_is_narrower():
+    generator = np.random.Generator(np.random.PCG64(0))
+    ours, theirs = (generator.random((3, 200)) < share for share in (0.7, 0.6))
+    wide, narrow = (paired_difference(ours, theirs, confidence=level).difference for level in (0.95, 0.9))
+    assert wide.low < narrow.low < narrow.high < wide.high
 
 
 def test_student_interval_is_the_textbooks():
@@ -107,7 +195,7 @@ def test_worse_models_contradict():
 def test_equal_models_are_comparable_and_not_better():
     found = verdicts(results(*table_1({SOFTMAX: 0.80, SOFTMAX_1: 0.80, MGK: 0.80, SMGK: 0.80})))
     assert found["half-the-heads"].outcome == CONFIRMED
-    assert found["half-the-heads-better"].outcome == INCONCLUSIVE
+    assert found["half-the-heads-better"].outcome == EQUIVALENT
 
 
 def test_models_that_have_learned_nothing_say_nothing():
@@ -133,7 +221,12 @@ def test_tasks_that_are_missing_are_said():
 def test_perplexities_are_compared_by_seed():
     records = [
         record("wikitext-2", model, seed, perplexity=value + 3 * seed)
-        for model, value in ((SOFTMAX, 150), (MGK, 140), (ModelSpec("mgk", 2), 130), (ModelSpec("smgk", 2), 151))
+        for model, value in (
+            (SOFTMAX, 150),
+            (MGK, 140),
+            (ModelSpec("mgk", 2), 130),
+            (ModelSpec("smgk", 2), 151),
+        )
         for seed in range(3)
     ]
     found = verdicts(results(*records))
@@ -197,7 +290,9 @@ def test_curves_are_compared_at_every_evaluation():
 
 def test_hard_e_is_compared_to_the_best_of_each_task():
     hard, others = ModelSpec("smgk", 1, e_step="hard"), EXPERIMENTS["table4"].models_at("laptop")
-    records = table_1({model: 0.78 if model == MGK else 0.7 for model in others if model != hard} | {hard: 0.78})
+    records = table_1(
+        {model: 0.78 if model == MGK else 0.7 for model in others if model != hard} | {hard: 0.78}
+    )
     found = verdicts(results(*records))["hard-e"]
     assert found.outcome == CONFIRMED
     assert "mgk, 1 head on listops, mgk, 1 head on text" in found.evidence[0].sentence
@@ -210,7 +305,8 @@ def test_a_table_has_our_numbers_beside_the_papers():
     assert [row.model for row in table.rows] == ["softmax, 2 heads", "smgk, 1 head", "mgk, 1 head"]
     softmax, smgk, _ = table.rows
     values = [
-        sum(item.test for item in records if item.trial.model == SOFTMAX and item.trial.seed == s) / 3 for s in range(3)
+        sum(item.test for item in records if item.trial.model == SOFTMAX and item.trial.seed == s) / 3
+        for s in range(3)
     ]
     average = softmax.entries["average"]
     assert average.values == pytest.approx(values, abs=1e-4)
@@ -220,7 +316,9 @@ def test_a_table_has_our_numbers_beside_the_papers():
     difference = smgk.entries["listops"].difference
     assert difference is not None
     assert (
-        difference.low < 100 * (smgk.entries["listops"].mean - softmax.entries["listops"].mean) / 100 < difference.high
+        difference.low
+        < 100 * (smgk.entries["listops"].mean - softmax.entries["listops"].mean) / 100
+        < difference.high
     )
     assert header(table)[3:5] == ["ListOps (200 tokens)", "paper"]
     assert text_rows(table)[0][4] == "36.76"

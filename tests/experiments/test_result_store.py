@@ -59,7 +59,9 @@ def test_a_result_comes_back_as_it_was(tmp_path, task):
 def test_a_result_of_a_long_run_is_small(tmp_path):
     store, item = ResultStore(tmp_path), record("text", MGK, 0)
     curve = [(50.0 * step, 1 / (step + 3)) for step in range(10_000)]
-    store.write(replace(item, losses=thinned(curve), validation=thinned(curve[:600]), correct=(True, False) * 12_500))
+    store.write(
+        replace(item, losses=thinned(curve), validation=thinned(curve[:600]), correct=(True, False) * 12_500)
+    )
     assert store.path(item.trial).stat().st_size < 60_000
 
 
@@ -99,11 +101,15 @@ def test_a_damaged_result_is_named(tmp_path, text):
 
 def test_a_result_of_another_recipe_is_not_taken_for_this_one(tmp_path):
     store, item = ResultStore(tmp_path), record("text", MGK, 0)
-    other = item.recipe.model_copy(update={"training": item.recipe.training.model_copy(update={"max_steps": 7})})
+    other = item.recipe.model_copy(
+        update={"training": item.recipe.training.model_copy(update={"max_steps": 7})}
+    )
     store.write(replace(item, recipe=other))
     with pytest.raises(RecipeError, match=r"trained with training.max_steps = 7, not \d+: .* --overwrite"):
         plan_of("table1", seeds=1, tasks=["text"]).missing(store, tmp_path / "runs")
-    assert item.trial in plan_of("table1", seeds=1, tasks=["text"], overwrite=True).missing(store, tmp_path / "runs")
+    assert item.trial in plan_of("table1", seeds=1, tasks=["text"], overwrite=True).missing(
+        store, tmp_path / "runs"
+    )
 
 
 def test_a_run_of_another_recipe_is_not_replaced_unasked(tmp_path):
@@ -112,7 +118,9 @@ def test_a_run_of_another_recipe_is_not_replaced_unasked(tmp_path):
     run = trial.path(tmp_path / "runs")
     run.mkdir(parents=True)
     write_recipe(trial.recipe.model_copy(update={"training": training}), run / "recipe.yaml")
-    with pytest.raises(RecipeError, match=r"mgk-1h-seed-0: this was trained with training.max_steps = 7, not \d+"):
+    with pytest.raises(
+        RecipeError, match=r"mgk-1h-seed-0: this was trained with training.max_steps = 7, not \d+"
+    ):
         plan_of("table1", seeds=1, tasks=["text"]).missing(store, tmp_path / "runs")
     assert trial in plan_of("table1", seeds=1, tasks=["text"], overwrite=True).missing(store, tmp_path / "runs")
 
@@ -159,7 +167,8 @@ def test_estimates_say_where_they_come_from(results, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(5, "5 s"), (600, "10 min"), (9000, "2.5 h"), (86400 * 3, "3.0 days"), (1e9, "11,574.1 days")]
+    ("seconds", "text"),
+    [(5, "5 s"), (600, "10 min"), (9000, "2.5 h"), (86400 * 3, "3.0 days"), (1e9, "11,574.1 days")],
 )
 def test_durations_are_readable(seconds, text):
     assert duration(seconds) == text

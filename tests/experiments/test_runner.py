@@ -27,7 +27,10 @@ def die(send):
 def test_results_and_messages_from_other_processes(jobs):
     messages = {"a": [], "b": []}
     found = run_isolated(
-        add, {"a": (2, 3), "b": (4, 5)}, jobs=jobs, on_message=lambda key, message: messages[key].append(message)
+        add,
+        {"a": (2, 3), "b": (4, 5)},
+        jobs=jobs,
+        on_message=lambda key, message: messages[key].append(message),
     )
     assert {key: total for key, (total, _) in found.items()} == {"a": 5, "b": 9}
     assert messages == {"a": [2, 3], "b": [4, 5]}

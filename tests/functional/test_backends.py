@@ -16,7 +16,9 @@ MASKS = (None, "key", "pair", "float")
 OPTIONS = [
     pytest.param(*options, id="-".join(str(o) for o in options))
     for options in itertools.product(FUNCTIONS, ("gaussian", "dot"), PRIORS, VARIANCES, MASKS, (False, True))
-    if not (options[0] == "shifted" and options[1] == "dot" and options[3] in (None, 0.7, "head"))  # the shifts cancel
+    if not (
+        options[0] == "shifted" and options[1] == "dot" and options[3] in (None, 0.7, "head")
+    )  # the shifts cancel
 ]
 
 

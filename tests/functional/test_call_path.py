@@ -14,7 +14,10 @@ PACKAGE = Path(mgk.__file__).parent
 
 @pytest.mark.skipif("cpu" not in BACKENDS, reason="the kernels are not built")
 def test_mixture_attention_reaches_the_kernel_through_seven_files():
-    query, keys = torch.randn(1, 2, 300, 16, requires_grad=True), torch.randn(1, 2, 2, 300, 16, requires_grad=True)
+    query, keys = (
+        torch.randn(1, 2, 300, 16, requires_grad=True),
+        torch.randn(1, 2, 2, 300, 16, requires_grad=True),
+    )
     files: set[Path] = set()
 
     def trace(frame, event, _):

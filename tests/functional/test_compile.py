@@ -6,6 +6,9 @@ import torch
 import mgk
 from mgk.functional.mixture.features import score_features
 from support.cases import BACKENDS, inputs_of, make_case
+from support.versions import needs_fullgraph
+
+pytestmark = needs_fullgraph
 
 
 def compiled(function):
@@ -92,12 +95,15 @@ def test_operators_pass_opcheck(function, mask, e_step, variance):
         case.tensors["variance"].requires_grad_()
     inputs = inputs_of(case)._replace(e_step=e_step)
     features = score_features(inputs, with_affine=True)
-    assert (features.score_affine is not None) == (variance is not None and mask != "float" and e_step == "soft")
+    assert (features.score_affine is not None) == (
+        variance is not None and mask != "float" and e_step == "soft"
+    )
     features = [x if x is None else x.detach().requires_grad_() for x in features]
     if inputs.attn_mask is not None and inputs.attn_mask.is_floating_point():
         inputs.attn_mask.requires_grad_()
     is_hard = e_step == "hard"
-    arguments = (*features, inputs.value.clone().requires_grad_(), inputs.attn_mask, None, is_hard, True, 0.0)
+    arguments = (*features, inputs.value.clone().requires_grad_(), inputs.attn_mask, None)
+    arguments = (*arguments, None, is_hard, None, 0, 0.0)  # no segments, no window, causal
     torch.library.opcheck(torch.ops.mgk.blockwise_forward.default, arguments)
     if "cpu" in BACKENDS and mask != "float":  # cpu has no gradient for it
         torch.library.opcheck(torch.ops.mgk.cpu_forward.default, arguments)
@@ -105,7 +111,7 @@ def test_operators_pass_opcheck(function, mask, e_step, variance):
     mask = None if inputs.attn_mask is None else inputs.attn_mask.detach()
     query_mask = torch.ones(1, 9, dtype=torch.bool)
     for points in (None, inputs.query):
-        arguments = (*detached[:4], mask, query_mask, points, is_hard, False)
+        arguments = (*detached[:4], mask, query_mask, points, None, is_hard, None, None)
         torch.library.opcheck(torch.ops.mgk.blockwise_statistics.default, arguments)
         if "cpu" in BACKENDS and points is None:  # cpu has no moments
             torch.library.opcheck(torch.ops.mgk.cpu_statistics.default, arguments)
@@ -123,7 +129,7 @@ def test_decoding_passes_opcheck_and_compiles():
 
 def test_other_operators_pass_opcheck():
     query, keys = torch.rand(1, 2, 9, 4), torch.rand(1, 2, 3, 8, 4)
-    torch.library.opcheck(torch.ops.mgk.linear_counts.default, (query, keys, None, True))
+    torch.library.opcheck(torch.ops.mgk.linear_counts.default, (query, keys, None, None, True))
     torch.library.opcheck(torch.ops.mgk.favor_projection.default, (query, 7, 0))
 
 

@@ -1,10 +1,12 @@
 """Which backend is selected, for attention and for statistics, and the reason if it cannot serve the inputs."""
 
+import warnings
+
 import pytest
 import torch
 
 import mgk
-from mgk.functional.backends import BACKENDS, select
+from mgk.functional.backends import BACKENDS, _warn_once, select
 from mgk.functional.linear.inputs import validate_inputs as validate_linear_inputs
 from mgk.functional.mixture.backends import cpu_kernels
 from mgk.functional.mixture.inputs import validate_inputs
@@ -36,7 +38,8 @@ CHOICES = [
     ({"num_queries": 1, "num_keys": 50_000}, "cpu", "eager"),
     ({"num_queries": 1, "num_keys": 20}, "cpu", "eager"),
     ({"num_queries": 1, "num_keys": 20, "mixtures": 9}, "eager", "eager"),
-    ({"num_queries": 20, "num_keys": 20}, "eager", "eager"),
+    ({"num_queries": 20, "num_keys": 20}, "cpu", "eager"),
+    ({"num_queries": 20, "num_keys": 20, "variance": torch.ones(1, 2, 1, 1)}, "eager", "eager"),
 ]
 
 
@@ -47,6 +50,24 @@ def test_auto_takes_the_fastest_exact_backend(options, with_kernels, without, mo
         assert select("softmax", inputs).name == with_kernels
     monkeypatch.setattr(cpu_kernels, "STATUS", "not built")
     assert select("softmax", inputs).name == without
+
+
+def test_without_kernels_the_first_slow_call_says_once_what_would_make_it_fast(monkeypatch):
+    monkeypatch.setattr(cpu_kernels, "STATUS", "not built: install a compiler")
+    _warn_once.cache_clear()
+    large, small = make_inputs(), make_inputs(num_queries=20, num_keys=20)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        select("softmax", small)
+        select("softmax", large, "sdpa")
+    sentence = (
+        "attention on the CPU takes a slower path, as the fused kernels are not built: install a compiler"
+    )
+    with pytest.warns(RuntimeWarning, match=sentence):
+        select("softmax", large)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        select("softmax", large)
 
 
 @pytest.mark.parametrize("backend", mgk.available_backends())
@@ -87,7 +108,9 @@ def test_available_backends_are_named_with_their_state(monkeypatch):
     monkeypatch.setattr(cpu_kernels, "STATUS", "not built: there was no C++ compiler")
     assert mgk.available_backends() == always | {"cpu": "not built: there was no C++ compiler"}
     with pytest.raises(ValueError, match="backend 'cpu' cannot serve this call: it is not built"):
-        mgk.mixture_attention(torch.ones(1, 1, 2, 2), torch.ones(1, 1, 1, 2, 2), torch.ones(1, 1, 2, 2), backend="cpu")
+        mgk.mixture_attention(
+            torch.ones(1, 1, 2, 2), torch.ones(1, 1, 1, 2, 2), torch.ones(1, 1, 2, 2), backend="cpu"
+        )
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,9 @@ def test_recomputation_in_gradient_checkpointing_drops_the_same(backend, use_ree
             return mgk.mixture_attention(*x, dropout_p=0.4, backend=backend)
 
         out = checkpoint(function, *inputs, use_reentrant=use_reentrant) if checkpointed else function(*inputs)
-        results.append(torch.autograd.grad(out.square().sum(), inputs) if not use_reentrant else grads_of(out, inputs))
+        results.append(
+            torch.autograd.grad(out.square().sum(), inputs) if not use_reentrant else grads_of(out, inputs)
+        )
     for a, b in zip(*results, strict=True):
         torch.testing.assert_close(a, b)
 
@@ -116,3 +118,19 @@ def test_shifted_attention_drops_too():
     torch.manual_seed(0)
     out = mgk.shifted_mixture_attention(query, keys[:, :, 0], torch.randn(3, 2, 5), value, dropout_p=0.5)
     assert out.isfinite().all()
+
+
+@pytest.mark.parametrize("backend", [name for name in BACKENDS if name != "sdpa"])
+@pytest.mark.parametrize("dropout_p", [0.999999, 1 - 1e-12, 1e-6])
+def test_probabilities_near_0_and_1(backend, dropout_p):
+    """What is kept is weighed by 1 / (1 - p): the expected output is the one without dropout."""
+    torch.manual_seed(0)
+    query, keys = torch.zeros(1, 1, 2000, 1), torch.zeros(1, 1, 2, 2000, 1)
+    value = torch.ones(1, 1, 2000, 1, requires_grad=True)
+    out = mgk.mixture_attention(query, keys, value, dropout_p=dropout_p, backend=backend)
+    (grad,) = torch.autograd.grad(out.sum(), value)
+    assert out.isfinite().all()
+    assert grad.isfinite().all()
+    if dropout_p < 1 - 1e-9:  # four of four million weights are kept
+        assert abs(out.mean().item() - 1) < (2.0 if dropout_p > 0.5 else 1e-3)
+        assert (out != 1).any()

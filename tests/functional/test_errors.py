@@ -26,7 +26,11 @@ VALUES = [
 ]
 OPTIONS = [
     ({"log_prior": torch.zeros(2)}, ValueError, r"log_prior must have shape \(B, H, M, S\)"),
-    ({"log_prior": torch.zeros(1, 3, 4, 1)}, ValueError, r"log_prior must be broadcastable to .*\(2, 3, 2, 9\)"),
+    (
+        {"log_prior": torch.zeros(1, 3, 4, 1)},
+        ValueError,
+        r"log_prior must be broadcastable to .*\(2, 3, 2, 9\)",
+    ),
     ({"log_prior": 0.5}, TypeError, "log_prior must be a tensor"),
     ({"log_prior": torch.zeros(1, 3, 2, 1).long()}, TypeError, "log_prior must have one of the dtypes"),
     ({"variance": 0.0}, ValueError, "variance must be positive and finite, got 0"),
@@ -77,7 +81,7 @@ def test_mixture_attention(wrong, error, message):
     ("wrong", "error", "message"),
     [
         ({"keys": KEY}, ValueError, r"keys must have shape \(B, H, M, S, D\), got \(2, 3, 9, 4\)"),
-        ({"keys": KEYS[:, :2]}, ValueError, "keys must have size 3 in dimension 1"),
+        ({"keys": KEYS[:, :2]}, ValueError, "query must have a multiple of the 2 heads of keys"),
         ({"keys": KEYS[:, :, :0]}, ValueError, "keys must have at least one component"),
         ({"query": QUERY[..., :0], "keys": KEYS[..., :0]}, ValueError, "query must have at least one feature"),
     ],
@@ -138,7 +142,11 @@ LINEAR = [
         ValueError,
         "feature_map must be one of 'elu', 'favor', 'dpfp' or a callable, got 'relu'",
     ),
-    ({"key_mask": torch.ones(2, 7, dtype=torch.bool)}, ValueError, r"key_mask must have shape \(B, S\) = \(2, 9\)"),
+    (
+        {"key_mask": torch.ones(2, 7, dtype=torch.bool)},
+        ValueError,
+        r"key_mask must have shape \(B, S\) = \(2, 9\)",
+    ),
     ({"key_mask": torch.ones(2, 9)}, TypeError, "key_mask must have one of the dtypes bool"),
     ({"is_causal": None}, TypeError, "is_causal must be True or False"),
 ]
@@ -149,7 +157,11 @@ LINEAR = [
     [
         *LINEAR,
         *VALUES,
-        ({"backend": "sdpa"}, ValueError, "backend must be one of 'auto', 'reference', 'blockwise', got 'sdpa'"),
+        (
+            {"backend": "sdpa"},
+            ValueError,
+            "backend must be one of 'auto', 'reference', 'blockwise', got 'sdpa'",
+        ),
         ({"initial_state": torch.zeros(3)}, TypeError, "initial_state must be the state"),
         (
             {"initial_state": (torch.zeros(2, 3, 4, 5), torch.zeros(2, 3, 5))},

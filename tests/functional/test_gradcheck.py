@@ -30,7 +30,9 @@ def test_mixture_attention(backend, e_step, kernel, is_causal):
 
     def function(query, keys, value, log_prior, variance, attn_mask=None):
         options = {"variance": variance, "attn_mask": attn_mask, "kernel": kernel, "e_step": e_step}
-        return mgk.mixture_attention(query, keys, value, log_prior, is_causal=is_causal, backend=backend, **options)
+        return mgk.mixture_attention(
+            query, keys, value, log_prior, is_causal=is_causal, backend=backend, **options
+        )
 
     assert gradcheck(function, inputs)
 
@@ -41,7 +43,14 @@ def test_mixture_attention(backend, e_step, kernel, is_causal):
 def test_shifted_mixture_attention(backend, e_step, variance):
     if e_step == "hard" and backend not in WITH_HARD:
         pytest.skip(f"{backend} has no hard E-step")
-    inputs = [leaf(1, 2, 5, 3), leaf(1, 2, 4, 3), leaf(2, 3, 3), leaf(1, 2, 4, 2), leaf(2, 3), positive(*variance)]
+    inputs = [
+        leaf(1, 2, 5, 3),
+        leaf(1, 2, 4, 3),
+        leaf(2, 3, 3),
+        leaf(1, 2, 4, 2),
+        leaf(2, 3),
+        positive(*variance),
+    ]
 
     def function(*tensors):
         return mgk.shifted_mixture_attention(*tensors[:5], variance=tensors[5], e_step=e_step, backend=backend)
@@ -53,7 +62,9 @@ def test_shifted_mixture_attention(backend, e_step, variance):
 def test_mixture_weights(e_step):
     inputs = [leaf(1, 2, 5, 3), leaf(1, 2, 3, 4, 3), leaf(1, 2, 3, 1), positive(1, 2, 3, 1), leaf(5, 4)]
     assert gradcheck(
-        lambda q, k, p, v, m: mgk.mixture_weights(q, k, p, variance=v, attn_mask=m, e_step=e_step, is_causal=True),
+        lambda q, k, p, v, m: mgk.mixture_weights(
+            q, k, p, variance=v, attn_mask=m, e_step=e_step, is_causal=True
+        ),
         inputs,
     )
 

@@ -20,7 +20,9 @@ def assert_equal(a, b):
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_one_component_with_the_dot_kernel_is_softmax_attention(backend, is_causal):
     query, key, value = normal(2, 3, 9, 5), normal(2, 3, 9, 5), normal(2, 3, 9, 4)
-    out = mgk.mixture_attention(query, key.unsqueeze(2), value, kernel="dot", is_causal=is_causal, backend=backend)
+    out = mgk.mixture_attention(
+        query, key.unsqueeze(2), value, kernel="dot", is_causal=is_causal, backend=backend
+    )
     assert_equal(out, scaled_dot_product_attention(query, key, value, is_causal=is_causal))
 
 
@@ -60,7 +62,12 @@ def test_the_gaussian_kernel_sees_differences_only(backend):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_the_order_of_components_and_positions_does_not_matter(backend):
-    query, keys, value, prior = normal(1, 2, 9, 5), normal(1, 2, 3, 11, 5), normal(1, 2, 11, 4), normal(1, 2, 3, 11)
+    query, keys, value, prior = (
+        normal(1, 2, 9, 5),
+        normal(1, 2, 3, 11, 5),
+        normal(1, 2, 11, 4),
+        normal(1, 2, 3, 11),
+    )
     components, positions = torch.randperm(3), torch.randperm(11)
     shuffled = mgk.mixture_attention(
         query,
@@ -73,7 +80,12 @@ def test_the_order_of_components_and_positions_does_not_matter(backend):
 
 
 def test_a_prior_need_not_be_normalised():
-    query, keys, value, prior = normal(1, 2, 9, 5), normal(1, 2, 3, 11, 5), normal(1, 2, 11, 4), normal(1, 2, 3, 1)
+    query, keys, value, prior = (
+        normal(1, 2, 9, 5),
+        normal(1, 2, 3, 11, 5),
+        normal(1, 2, 11, 4),
+        normal(1, 2, 3, 1),
+    )
     for backend in BACKENDS:
         out = mgk.mixture_attention(query, keys, value, prior + 7, backend=backend)
         assert_equal(out, mgk.mixture_attention(query, keys, value, prior, backend=backend))

@@ -115,7 +115,9 @@ DECODING = [
 @pytest.mark.parametrize(("function", "kernel", "e_step", "prior", "variance", "mask"), DECODING)
 def test_decoding_agrees_with_the_reference(function, kernel, e_step, prior, variance, mask):
     for sizes in ((2, 3, 1, 17, 5, 4, 2), (1, 2, 1, 2100, 19, 33, 3)):
-        case = make_case(function, sizes=sizes, kernel=kernel, e_step=e_step, prior=prior, variance=variance, mask=mask)
+        case = make_case(
+            function, sizes=sizes, kernel=kernel, e_step=e_step, prior=prior, variance=variance, mask=mask
+        )
         attend = mgk.mixture_attention if function == "mixture" else mgk.shifted_mixture_attention
         inputs = {name: x for name, x in case.tensors.items() if name != "upstream"}
         out, truth = (attend(**inputs, **case.options, backend=backend) for backend in ("cpu", "reference"))
@@ -268,7 +270,9 @@ def test_a_library_with_other_structs_is_refused_by_field(layout, monkeypatch):
     other = type("AttentionParams", (ctypes.Structure,), {"_fields_": fields})
     monkeypatch.setattr(cpu_kernels, "AttentionParams", other)
     message = cpu_kernels._load(folder)
-    assert re.match(rf"built for another version of mgk \(it {difference}.*\); install a C\+\+ compiler", message)
+    assert re.match(
+        rf"built for another version of mgk \(it {difference}.*\); install a C\+\+ compiler", message
+    )
 
 
 def test_a_library_that_reports_nothing_is_of_another_version(monkeypatch, tmp_path):
@@ -279,7 +283,16 @@ def test_a_library_that_reports_nothing_is_of_another_version(monkeypatch, tmp_p
 
 def test_the_library_checks_sizes_and_pointers_before_it_uses_them():
     library, best = cpu_kernels._library, SETS[-1].encode()
-    sizes = ("batch_size", "num_heads", "num_components", "num_queries", "num_keys", "num_features", "num_threads")
+    sizes = (
+        "batch_size",
+        "num_heads",
+        "group",
+        "num_components",
+        "num_queries",
+        "num_keys",
+        "num_features",
+        "num_threads",
+    )
     assert library.mgk_forward(None, best) == 2
     for name in ("forward", "backward", "count"):
         function = getattr(library, f"mgk_{name}")

@@ -29,7 +29,8 @@ def assert_equal(a, b, atol=1e-11):
 
 
 @pytest.mark.parametrize(
-    ("num_queries", "num_keys"), [(1, 1), (7, 7), (63, 63), (64, 64), (65, 65), (300, 300), (5, 200), (200, 5), (1, 90)]
+    ("num_queries", "num_keys"),
+    [(1, 1), (7, 7), (63, 63), (64, 64), (65, 65), (300, 300), (5, 200), (200, 5), (1, 90)],
 )
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_the_linear_form_equals_the_materialised_one_with_all_gradients(num_queries, num_keys, is_causal):
@@ -51,7 +52,11 @@ def test_step_by_step_equals_chunks(feature_map):
     whole, whole_state = mgk.linear_mixture_attention(**inputs, log_prior=prior, **options)
     state, steps = None, []
     for t in range(130):
-        now = (inputs["query"][:, :, t : t + 1], inputs["keys"][:, :, :, t : t + 1], inputs["value"][:, :, t : t + 1])
+        now = (
+            inputs["query"][:, :, t : t + 1],
+            inputs["keys"][:, :, :, t : t + 1],
+            inputs["value"][:, :, t : t + 1],
+        )
         out, state = mgk.linear_mixture_attention(*now, prior, **options, initial_state=state)
         steps.append(out)
     assert_equal(torch.cat(steps, 2), whole)
@@ -165,7 +170,9 @@ def test_the_mixture_is_taken_after_the_feature_map():
     pi = inputs["log_prior"].exp().unsqueeze(-1)
     mixed = (pi * elu_features(inputs["keys"])).sum(2)
     products = elu_features(inputs["query"]) @ mixed.mT
-    assert_equal(mgk.linear_mixture_attention(**inputs), products @ inputs["value"] / products.sum(-1, keepdim=True))
+    assert_equal(
+        mgk.linear_mixture_attention(**inputs), products @ inputs["value"] / products.sum(-1, keepdim=True)
+    )
 
 
 def test_a_causal_output_does_not_see_later_tokens():
@@ -185,7 +192,9 @@ def test_rows_of_weights_sum_to_one_and_reproduce_the_output():
     mask[:, 0] = True
     weights = mgk.linear_mixture_weights(**inputs, key_mask=mask, is_causal=True)
     assert_equal(weights.sum(-1), torch.ones(2, 3, 40, dtype=torch.float64))
-    assert_equal(weights @ value, mgk.linear_mixture_attention(**inputs, value=value, key_mask=mask, is_causal=True))
+    assert_equal(
+        weights @ value, mgk.linear_mixture_attention(**inputs, value=value, key_mask=mask, is_causal=True)
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -193,7 +202,8 @@ def test_rows_of_weights_sum_to_one_and_reproduce_the_output():
 @pytest.mark.parametrize("feature_map", ["elu", "dpfp"])
 def test_lower_precision_is_finite_and_close(dtype, scale, feature_map):
     exact = {
-        name: (x * scale if name in ("query", "keys") else x).to(dtype).double() for name, x in make_inputs().items()
+        name: (x * scale if name in ("query", "keys") else x).to(dtype).double()
+        for name, x in make_inputs().items()
     }
     options = {"feature_map": feature_map, "is_causal": True}
     expected = mgk.linear_mixture_attention(**exact, **options, backend="reference")

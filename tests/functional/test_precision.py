@@ -67,7 +67,9 @@ def test_shared_prior_gradient_adds_up_to_nothing(backend):
     assert gradient.sum(2).abs().max() < 2 * torch.finfo(torch.float32).eps * gradient.abs().max()
 
 
-@pytest.mark.parametrize(("scale", "offset"), [(3, 0), (10, 0), (30, 0), (100, 0), (10_000, 0), (1, 100), (1, 1000)])
+@pytest.mark.parametrize(
+    ("scale", "offset"), [(3, 0), (10, 0), (30, 0), (100, 0), (10_000, 0), (1, 100), (1, 1000)]
+)
 @pytest.mark.parametrize(("function", "e_step", "backend"), SERVED)
 def test_float32_of_large_and_offset_inputs(function, e_step, backend, scale, offset):
     options = {"prior": "component", "e_step": e_step, "scale": scale, "offset": offset}
@@ -117,11 +119,14 @@ def test_half_precision_errs_no_more_than_softmax_attention_itself(function, e_s
         truth = case.run("reference")
         result = case.run(backend, dtype)
         errors = {
-            name: ((result[name] - x).abs().max() / x.abs().max().clamp_min(1e-30)).item() for name, x in truth.items()
+            name: ((result[name] - x).abs().max() / x.abs().max().clamp_min(1e-30)).item()
+            for name, x in truth.items()
         }
         ours.append((errors.pop("output"), max(errors.values())))
         theirs.append(softmax_errors(dtype, scale, seed))
-    (output, gradient), (softmax_output, softmax_gradient) = (torch.tensor(e).mean(0).tolist() for e in (ours, theirs))
+    (output, gradient), (softmax_output, softmax_gradient) = (
+        torch.tensor(e).mean(0).tolist() for e in (ours, theirs)
+    )
     assert output <= 2 * softmax_output
     assert gradient <= 3 * softmax_gradient
 
@@ -235,10 +240,14 @@ def test_the_bias_in_three_bfloat16_columns_is_precise(scale):
     """What other devices take for bfloat16, run here on the CPU."""
     case = rounded(make_case(sizes=SIZES, prior="component", scale=scale), torch.bfloat16)
     truth = case.run("reference")["output"]
-    case.tensors = {name: x.bfloat16() if name != "log_prior" else x.float() for name, x in case.tensors.items()}
+    case.tensors = {
+        name: x.bfloat16() if name != "log_prior" else x.float() for name, x in case.tensors.items()
+    }
     out = sdpa._split_bias(inputs_of(case))
     assert out.dtype == torch.bfloat16
-    assert (out.double() - truth).abs().max() <= 2 * softmax_errors(torch.bfloat16, scale, 0)[0] * truth.abs().max()
+    assert (out.double() - truth).abs().max() <= 2 * softmax_errors(torch.bfloat16, scale, 0)[
+        0
+    ] * truth.abs().max()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -253,3 +262,44 @@ def test_a_variance_of_each_component_from_tiny_to_huge_with_components_and_keys
     assert all(x.isfinite().all() for x in case.run(backend, torch.float32).values())
     case.tensors["attn_mask"][:] = False
     assert not any(x.any() for x in case.run(backend, torch.float32).values())
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("function", "e_step", "backend"), SERVED)
+def test_a_common_offset_costs_no_precision(function, e_step, backend, seed):
+    """Distances do not depend on the origin: a tenth of the bound leaves no room for the rounding of q - c - b."""
+    options = {"prior": "component", "e_step": e_step, "offset": 1000, "seed": seed}
+    case = rounded(make_case(function, sizes=(1, 2, 128, 128, D, D, 2), **options), torch.float32)
+    assert (
+        largest_errors(case.run(backend, torch.float32), case.run("reference"))["output"]
+        <= error_bound(case) / 10
+    )
+
+
+def test_decoding_shifted_keys_at_a_common_offset():
+    case = rounded(make_case("shifted", sizes=(1, 2, 1, 600, D, D, 2), offset=1000), torch.float32)
+    exact = {name: x for name, x in case.tensors.items() if name != "upstream"}
+    truth = mgk.shifted_mixture_attention(**exact, backend="reference")
+    for backend in BACKENDS:
+        out = mgk.shifted_mixture_attention(**{name: x.float() for name, x in exact.items()}, backend=backend)
+        assert (out - truth).abs().max() < 2e-6, backend
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_inputs_of_1e15(function, backend):
+    case = rounded(
+        make_case(function, sizes=(1, 2, 40, 70, 8, 4, 2), prior="component", scale=1e15), torch.float32
+    )
+    result = case.run(backend, torch.float32)
+    assert all(x.isfinite().all() for x in result.values())
+    assert largest_errors(result, case.run("reference"))["output"] < 1e-5
+
+
+@pytest.mark.parametrize("backend", ["auto", *BACKENDS])
+@pytest.mark.parametrize(("num_queries", "num_keys"), [(0, 5), (5, 0), (0, 0)])
+def test_gradients_without_queries_or_keys_are_zeros(backend, num_queries, num_keys):
+    case = make_case(sizes=(1, 2, num_queries, num_keys, 4, 3, 2), prior="component", variance="head")
+    result = case.run(backend)
+    assert not any(x.any() for x in result.values())
+    assert result["keys"].shape == case.tensors["keys"].shape

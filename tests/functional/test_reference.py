@@ -11,7 +11,11 @@ from support import loops
 from support.cases import WITH_HARD
 
 B, H, L, S, D, E, M = 2, 2, 4, 5, 3, 2, 3
-KERNELS, E_STEPS, MASKS = ("gaussian", "dot"), ("soft", "hard"), ("none", "bool", "float", "causal", "bool-causal")
+KERNELS, E_STEPS, MASKS = (
+    ("gaussian", "dot"),
+    ("soft", "hard"),
+    ("none", "bool", "float", "causal", "bool-causal"),
+)
 
 
 def make_inputs(mask_kind):
@@ -53,7 +57,9 @@ def test_weights_and_output_are_equation_9_and_10(kernel, e_step, mask):
 def test_responsibilities_are_equation_11(kernel, e_step, mask):
     inputs = make_inputs(mask)
     gamma = mgk.responsibilities(**inputs, kernel=kernel, e_step=e_step)
-    np.testing.assert_allclose(gamma.numpy(), loops.responsibilities(*as_loops(inputs, kernel, e_step)), atol=1e-13)
+    np.testing.assert_allclose(
+        gamma.numpy(), loops.responsibilities(*as_loops(inputs, kernel, e_step)), atol=1e-13
+    )
 
 
 @pytest.mark.parametrize(("e_step", "mask"), list(itertools.product(E_STEPS, MASKS)))

@@ -2,10 +2,20 @@
 
 import pytest
 import torch
-from tiny_models import LINEAR, VARIANTS, config, moved, tokens
+from tiny_models import VARIANTS, config, moved, tokens
 from torch.export import Dim
 
-from mgk.models import MgkForCausalLM, MgkForSequenceClassification
+from mgk.models import (
+    MgkForCausalLM,
+    MgkForMaskedLM,
+    MgkForQuestionAnswering,
+    MgkForSequenceClassification,
+    MgkForTokenClassification,
+    MgkModel,
+)
+from support.versions import needs_fullgraph
+
+pytestmark = needs_fullgraph
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -46,22 +56,54 @@ def test_compiled_decoder_with_a_cache(variant):
     torch.testing.assert_close(out.logits, model(ids).logits[:, -1:])
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_exported_classifier(variant, tmp_path):
-    backend = "auto" if variant in LINEAR else "sdpa"
-    model = moved(MgkForSequenceClassification(config(variant, backend=backend)))
-    batch, length = Dim("batch", max=64), Dim("length", max=48)
-    program = torch.export.export(
-        model,
-        (),
-        {"input_ids": tokens(2, 9), "attention_mask": torch.ones(2, 9, dtype=torch.long)},
-        dynamic_shapes={name: {0: batch, 1: length} for name in ("input_ids", "attention_mask")},
-    )
-    torch.export.save(program, tmp_path / "classifier.pt2")
-    loaded = torch.export.load(tmp_path / "classifier.pt2").module()
-    for shape in ((1, 5), (5, 33)):
-        ids = tokens(*shape)
-        mask = (torch.arange(shape[1]) < shape[1] - torch.arange(shape[0])[:, None]).long()
-        out = loaded(input_ids=ids, attention_mask=mask)
-        expected = model(input_ids=ids, attention_mask=mask).logits
-        torch.testing.assert_close(out["logits"], expected)
+HEADS = (
+    *(MgkModel, MgkForSequenceClassification, MgkForTokenClassification, MgkForMaskedLM),
+    *(MgkForQuestionAnswering, MgkForCausalLM),
+)
+LONG = 512  # beyond every length at which the backends change
+DYNAMIC = {0: Dim("batch", max=64), 1: Dim("length", max=LONG)}
+EXPORTS = [
+    (cls, variant) for variant in VARIANTS for cls in HEADS if variant == "mgk" or cls in (HEADS[1], HEADS[-1])
+]
+
+
+def export_case(cls, variant):
+    """A model without a cache, an example, and batches of other sizes."""
+    model = moved(cls(config(variant, num_hidden_layers=1, max_position_embeddings=LONG, use_cache=False)))
+    example = {"input_ids": tokens(2, 9), "attention_mask": torch.ones(2, 9, dtype=torch.long)}
+    batches = []
+    for rows, length in ((1, 5), (5, 33), (2, 300)):
+        mask = (torch.arange(length) < length - torch.arange(rows)[:, None]).long()
+        batches.append({"input_ids": tokens(rows, length), "attention_mask": mask})
+    return model, example, batches
+
+
+@pytest.mark.parametrize(("cls", "variant"), EXPORTS)
+@torch.no_grad()
+def test_exported_with_a_dynamic_batch_and_length(cls, variant, tmp_path):
+    model, example, batches = export_case(cls, variant)
+    program = torch.export.export(model, (), example, dynamic_shapes=dict.fromkeys(example, DYNAMIC))
+    if variant == "mgk":
+        torch.export.save(program, tmp_path / "model.pt2")
+        program = torch.export.load(tmp_path / "model.pt2")
+    for batch in batches:
+        out, expected = program.module()(**batch), model(**batch)
+        for name, value in expected.items():
+            torch.testing.assert_close(out[name], value, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("cls", "variant"), [(cls, v) for cls, v in EXPORTS if cls in (HEADS[1], HEADS[-1])])
+@torch.no_grad()
+def test_onnx_with_a_dynamic_batch_and_length(cls, variant, tmp_path):
+    for name in ("onnx", "onnxscript", "onnxruntime"):
+        pytest.importorskip(name, reason=f"{name} is not installed")
+    import onnxruntime
+
+    model, example, batches = export_case(cls, variant)
+    shapes = dict.fromkeys(example, DYNAMIC)
+    program = torch.onnx.export(model, (), kwargs=example, dynamo=True, dynamic_shapes=shapes, verbose=False)
+    program.save(tmp_path / "model.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+    for batch in batches:
+        (logits,) = session.run(None, {name: value.numpy() for name, value in batch.items()})
+        torch.testing.assert_close(torch.as_tensor(logits), model(**batch).logits, atol=1e-4, rtol=1e-3)

@@ -9,7 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_models import LINEAR, VARIANTS, config
 
-from mgk.models import MgkConfig, MgkForCausalLM, MgkForImageClassification, MgkForSequenceClassification, MgkModel
+from mgk.models import (
+    MgkConfig,
+    MgkForCausalLM,
+    MgkForImageClassification,
+    MgkForSequenceClassification,
+    MgkModel,
+)
 
 
 @pytest.mark.parametrize(
@@ -58,6 +64,11 @@ from mgk.models import MgkConfig, MgkForCausalLM, MgkForImageClassification, Mgk
         ({"adaptive_cutoffs": [5, 10, 20]}, ValueError, "adaptive_div_value=4.0 leaves no width to the last of 3"),
         ({"pad_token_id": 30}, ValueError, "pad_token_id must be from 0 to 29"),
         ({"eos_token_id": [1, -1]}, ValueError, "eos_token_id must be from 0 to 29"),
+        ({"num_mixture": 3}, TypeError, "MgkConfig has no 'num_mixture': did you mean 'num_mixtures'?"),
+        ({"num_layers": 3}, TypeError, "MgkConfig has no 'num_layers': did you mean 'num_hidden_layers'?"),
+        ({"hidden_dropout": 0.1}, TypeError, "MgkConfig has no 'hidden_dropout': did you mean 'hidden_dropout_prob'?"),
+        ({"variant": "mgk"}, TypeError, "MgkConfig has no 'variant': did you mean 'attention'?"),
+        ({"num_heads": 2}, TypeError, "MgkConfig has no 'num_heads': did you mean 'num_attention_heads'?"),
     ],
 )  # fmt: skip
 def test_every_value_is_checked_when_it_is_made(values, error, message):

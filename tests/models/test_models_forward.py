@@ -13,7 +13,10 @@ from mgk.models import (
     MgkForCausalLM,
     MgkForDocumentRetrieval,
     MgkForImageClassification,
+    MgkForMaskedLM,
+    MgkForQuestionAnswering,
     MgkForSequenceClassification,
+    MgkForTokenClassification,
     MgkModel,
 )
 
@@ -25,7 +28,9 @@ def sequences(cls, *, seed=0):
     names = ["input_ids", "input_ids_2"] if cls is MgkForDocumentRetrieval else ["input_ids"]
     examples = []
     for row, length in enumerate(LENGTHS):
-        example = {name: tokens(length + 2 * place, seed=seed + 10 * row + place) for place, name in enumerate(names)}
+        example = {
+            name: tokens(length + 2 * place, seed=seed + 10 * row + place) for place, name in enumerate(names)
+        }
         labels = example["input_ids"] if cls is MgkForCausalLM else torch.tensor(row)
         examples.append({**example, "labels": labels})
     return examples
@@ -52,11 +57,15 @@ def test_a_batch_equals_its_rows(variant, cls, options):
     rows = [model(**Collator(pad_id=0)([example])) for example in examples]
     for number, row in enumerate(rows):
         mine = out.logits[number : number + 1]
-        torch.testing.assert_close(mine[:, : row.logits.shape[1]] if cls is MgkForCausalLM else mine, row.logits)
+        torch.testing.assert_close(
+            mine[:, : row.logits.shape[1]] if cls is MgkForCausalLM else mine, row.logits
+        )
     weights = torch.tensor([len(e["labels"]) - 1.0 if cls is MgkForCausalLM else 1.0 for e in examples])
     alone = sum(w * row.loss for w, row in zip(weights, rows, strict=True)) / weights.sum()
     torch.testing.assert_close(out.loss, alone)
-    found, expected = (torch.autograd.grad(x, list(model.parameters())) for x in (out.loss, alone))  # none is unused
+    found, expected = (
+        torch.autograd.grad(x, list(model.parameters())) for x in (out.loss, alone)
+    )  # none is unused
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-4)
 
 
@@ -65,7 +74,9 @@ def test_padding_may_be_on_either_side(variant):
     model = moved(MgkForSequenceClassification(config(variant)))
     ids = tokens(2, 6)
     right = model(nn.functional.pad(ids, (0, 3)), attention_mask=nn.functional.pad(torch.ones(2, 6), (0, 3)))
-    left = model(nn.functional.pad(ids, (3, 0)), attention_mask=nn.functional.pad(torch.ones(2, 6), (3, 0)).bool())
+    left = model(
+        nn.functional.pad(ids, (3, 0)), attention_mask=nn.functional.pad(torch.ones(2, 6), (3, 0)).bool()
+    )
     torch.testing.assert_close(left.logits, right.logits)
     torch.testing.assert_close(left.logits, model(ids).logits)
 
@@ -129,7 +140,9 @@ def test_patches(variant):
     kernel = model.model.embeddings.patches.projection
     vectors = patches @ kernel.weight.flatten(1).T + kernel.bias + model.model.embeddings.positions.weight[:4]
     torch.testing.assert_close(out.hidden_states[0], vectors)
-    with pytest.raises(ValueError, match=r"pixel_values must have shape .* = \(B, 3, 8, 8\), got \(2, 3, 8, 9\)"):
+    with pytest.raises(
+        ValueError, match=r"pixel_values must have shape .* = \(B, 3, 8, 8\), got \(2, 3, 8, 9\)"
+    ):
         model(pixel_values=torch.rand(2, 3, 8, 9))
     with pytest.raises(ValueError, match="give pixel_values"):
         model(input_ids=tokens(2, 4))
@@ -207,7 +220,9 @@ def test_dtypes_and_resized_vocabulary(variant):
         classifier(torch.full((1, 2), 12))
 
 
-@pytest.mark.parametrize("cls", [MgkModel, MgkForSequenceClassification, MgkForImageClassification, MgkForCausalLM])
+@pytest.mark.parametrize(
+    "cls", [MgkModel, MgkForSequenceClassification, MgkForImageClassification, MgkForCausalLM]
+)
 def test_bad_input_is_one_clear_error(cls):
     model = moved(cls(config()))
     ids = tokens(2, 5)
@@ -224,7 +239,9 @@ def test_bad_input_is_one_clear_error(cls):
             model(ids, attention_mask=mask)
     with pytest.raises(ValueError, match=r"input_ids must be whole numbers of shape \(B, L\)"):
         model(ids[0])
-    with pytest.raises(ValueError, match=r"input_ids must be whole numbers of shape \(B, L\), got torch.float32"):
+    with pytest.raises(
+        ValueError, match=r"input_ids must be whole numbers of shape \(B, L\), got torch.float32"
+    ):
         model(ids.float())
     with pytest.raises(ValueError, match=r"give one of input_ids.*got 0"):
         model()
@@ -240,6 +257,62 @@ def test_bad_input_is_one_clear_error(cls):
             model(ids, position_ids=torch.tensor([[3, 4, 5, 6, 60]]))
         with pytest.raises(ValueError, match="give input_ids"):
             model(pixel_values=torch.rand(2, 3, 32, 32))
+
+
+@pytest.mark.parametrize("cls", [MgkModel, MgkForSequenceClassification, MgkForCausalLM])
+def test_masks_are_ones_and_zeros_of_any_dtype_and_additive_ones_raise(cls):
+    model, ids = moved(cls(config())), tokens(2, 5)
+    mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
+    expected = model(ids, attention_mask=mask)[0]
+    for dtype in (torch.bool, torch.int32, torch.float32, torch.float16):
+        torch.testing.assert_close(model(ids, attention_mask=mask.to(dtype))[0], expected)
+    hidden = (mask == 0).float()
+    for additive in (hidden * -1e9, hidden * torch.finfo(torch.float32).min, (hidden * -10000).long()):
+        with pytest.raises(
+            ValueError, match=r"attention_mask must be 1 for real tokens .* not additive, got -"
+        ):
+            model(ids, attention_mask=additive)
+    with pytest.raises(ValueError, match="not additive, got -inf"):
+        model(ids, attention_mask=torch.zeros(2, 5).masked_fill(mask == 0, -torch.inf))
+
+
+POSITIONS = ("learned", "sinusoidal", "rotary", "none")
+HEADS = (
+    *(MgkModel, MgkForSequenceClassification, MgkForDocumentRetrieval, MgkForImageClassification),
+    *(MgkForCausalLM, MgkForTokenClassification, MgkForMaskedLM, MgkForQuestionAnswering),
+)
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["all", "mask"])
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+@pytest.mark.parametrize("cls", HEADS)
+@pytest.mark.parametrize("position", POSITIONS)
+@torch.no_grad()
+def test_every_position_in_every_model_for_every_batch(position, cls, pooling, masked):
+    if cls is MgkForCausalLM and pooling == "cls":
+        pytest.skip("a decoder has no first vector that sees the sequence")
+    for variant in VARIANTS:
+        model = moved(cls(config(variant, position=position, pooling=pooling)))
+        ids = tokens(3, 7)
+        mask = torch.tensor([[1] * 7, [1] * 5 + [0] * 2, [1] * 3 + [0] * 4])
+        given = [{"input_ids": ids}, {"attention_mask": mask} if masked else {}]
+        if cls is MgkForDocumentRetrieval:
+            given += [{f"{name}_2": value.flip(0) for name, value in part.items()} for part in given]
+        batch = {name: value for part in given for name, value in part.items()}
+        out = model(**batch)[0]
+        for row in range(3):
+            alone = model(**{name: value[row : row + 1] for name, value in batch.items()})[0]
+            torch.testing.assert_close(out[row : row + 1], alone, atol=1e-5, rtol=1e-4)
+
+
+def test_position_ids_for_all_rows_and_for_each():
+    model, ids = moved(MgkModel(config(position="rotary"))), tokens(3, 5)
+    steps = torch.arange(5)[None] * 2
+    torch.testing.assert_close(
+        model(ids, position_ids=steps).last_hidden_state,
+        model(ids, position_ids=steps.expand(3, -1)).last_hidden_state,
+    )
+    assert not torch.allclose(model(ids, position_ids=steps)[0], model(ids)[0])
 
 
 def test_bad_labels():
@@ -280,3 +353,74 @@ def test_a_row_without_tokens_has_no_nan():
     assert out.logits.isfinite().all()
     out.loss.backward()
     assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
+
+
+TOKEN_HEADS = (MgkForTokenClassification, MgkForMaskedLM, MgkForQuestionAnswering)
+
+
+def targets_of(cls, ids):
+    if cls is MgkForQuestionAnswering:
+        return {"start_positions": torch.tensor([2, 0, 99]), "end_positions": torch.tensor([3, 1, 99])}
+    labels = ids.clone() if cls is MgkForMaskedLM else ids % 3
+    labels[:, ::2] = -100
+    return {"labels": labels}
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("cls", TOKEN_HEADS)
+def test_heads_of_tokens(cls, variant, pooling):
+    """Logits of each row alone, the loss over targets, none of them of a padded or a first vector; gradients."""
+    model = moved(cls(config(variant, pooling=pooling))).double()
+    ids = tokens(3, 7)
+    mask = torch.tensor([[1] * 7, [1] * 5 + [0] * 2, [1] * 4 + [0] * 3])
+    targets = targets_of(cls, ids)
+    if "labels" in targets:
+        targets["labels"][mask == 0] = -100
+    out = model(ids, attention_mask=mask, **targets, output_attentions=True, output_hidden_states=True)
+    logits = [out.start_logits, out.end_logits] if cls is MgkForQuestionAnswering else [out.logits]
+    hidden = model.model(ids, mask).last_hidden_state[:, int(pooling == "cls") :]
+    width = 3 if cls is MgkForTokenClassification else VOCAB
+    assert [x.shape for x in logits] == ([(3, 7)] * 2 if len(logits) == 2 else [(3, 7, width)])
+    torch.testing.assert_close(
+        torch.stack(logits, -1) if len(logits) == 2 else logits[0], model.get_submodule(model.head_name)(hidden)
+    )
+    wanted = [targets["labels"]] if "labels" in targets else list(targets.values())
+    losses = []
+    for scores, places in zip(logits, wanted, strict=True):
+        kept = (places != -100) & (places < 99)
+        losses.append(nn.functional.cross_entropy(scores[kept], places[kept]))
+    torch.testing.assert_close(out.loss, sum(losses) / len(losses))
+    assert len(out.attentions) == 2
+    assert all(x.shape[-1] == 7 + int(pooling == "cls") for x in out.attentions)
+    half = model(ids, attention_mask=mask, **targets, num_items_in_batch=2 * int(kept.sum())).loss
+    torch.testing.assert_close(2 * half, out.loss)
+    out.loss.backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+    for row, length in enumerate((7, 5, 4)):
+        alone = model(ids[row : row + 1, :length])
+        found = alone.start_logits if cls is MgkForQuestionAnswering else alone.logits
+        torch.testing.assert_close(found, logits[0][row : row + 1, :length])
+
+
+def test_masked_language_modelling_ties_its_weights_and_is_no_decoder():
+    model = MgkForMaskedLM(config())
+    assert model.lm_head.weight is model.get_input_embeddings().weight
+    model.resize_token_embeddings(VOCAB + 2)
+    assert model(tokens(2, 5)).logits.shape == (2, 5, VOCAB + 2)
+    assert MgkForMaskedLM(config(tie_word_embeddings=False)).lm_head.weight.shape == (VOCAB, 16)
+    for options in ({"is_decoder": True}, {"adaptive_cutoffs": [5], "adaptive_div_value": 2.0}):
+        with pytest.raises(ValueError, match=f"{next(iter(options))} must not be set for MgkForMaskedLM"):
+            MgkForMaskedLM(config(**options))
+
+
+@pytest.mark.parametrize("cls", [MgkForTokenClassification, MgkForMaskedLM])
+def test_bad_labels_of_tokens(cls):
+    ids = tokens(2, 5)
+    with pytest.raises(ValueError, match=r"labels must have the shape of input_ids, \(2, 5\), got \(2, 4\)"):
+        cls(config())(ids, labels=ids[:, 1:])
+    with pytest.raises(
+        ValueError, match=r"labels must be from 0 to \d+ \((num_labels|vocab_size) - 1\) or -100"
+    ):
+        cls(config())(ids, labels=ids + VOCAB)

@@ -5,9 +5,13 @@ import copy
 import pytest
 import torch
 from tiny_models import GROWING, LINEAR, VARIANTS, config, left_padded, moved, tokens
-from transformers import DynamicCache, StaticCache
+from torch import nn
+from transformers import CompileConfig, DynamicCache, StaticCache
+from transformers.cache_utils import Cache, StaticSlidingWindowLayer
 
+from mgk.data import byte_tokenizer
 from mgk.models import MgkForCausalLM, MgkModel, cache_bytes
+from support.versions import needs_fullgraph
 
 OPTIONS = [
     *((variant, {}) for variant in VARIANTS),
@@ -20,6 +24,10 @@ OPTIONS = [
     ("softmax", {"position": "none"}),
 ]
 IDS = ["-".join([variant, *map(str, options.values())]) for variant, options in OPTIONS]
+
+
+def transformers_cache(layer) -> Cache:
+    return Cache(layers=[layer, layer])
 
 
 def language_model(variant: str = "smgk", **options) -> MgkForCausalLM:
@@ -76,7 +84,9 @@ def test_generate_with_left_padding_equals_no_cache_and_no_padding(variant, way)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("make", [lambda model: DynamicCache(), lambda model: DynamicCache(config=model.config)])
+@pytest.mark.parametrize(
+    "make", [lambda model: DynamicCache(), lambda model: DynamicCache(config=model.config)]
+)
 def test_continuing_from_a_cache(variant, make):
     model = language_model(variant)
     ids = tokens(2, 6)
@@ -107,7 +117,9 @@ def test_assisted_decoding_crops_the_cache(variant):
     ids = tokens(1, 6).repeat(1, 3)
     mask = torch.ones_like(ids)
     plain = model.generate(ids, attention_mask=mask, max_new_tokens=10, do_sample=False)
-    assisted = model.generate(ids, attention_mask=mask, max_new_tokens=10, do_sample=False, prompt_lookup_num_tokens=3)
+    assisted = model.generate(
+        ids, attention_mask=mask, max_new_tokens=10, do_sample=False, prompt_lookup_num_tokens=3
+    )
     assert torch.equal(assisted, plain)
 
 
@@ -135,7 +147,9 @@ def test_the_cache_answers_as_transformers_expects(variant):
     following = tokens(3, 1, seed=5)
     expected = model(torch.cat([ids, following], 1), use_cache=False).logits[:, -1:]
     close = {"atol": 1e-5, "rtol": 1e-5}
-    torch.testing.assert_close(model(following[[2, 0]], past_key_values=selected).logits, expected[[2, 0]], **close)
+    torch.testing.assert_close(
+        model(following[[2, 0]], past_key_values=selected).logits, expected[[2, 0]], **close
+    )
     doubled = following.repeat_interleave(2, 0)
     torch.testing.assert_close(
         model(doubled, past_key_values=repeated).logits, expected.repeat_interleave(2, 0), **close
@@ -173,7 +187,9 @@ def test_generation_beyond_the_learned_positions_is_refused_at_once():
     model, ids = language_model(), tokens(1, 40)
     mask = torch.ones_like(ids)
     assert model.generate(ids, attention_mask=mask, max_new_tokens=9, do_sample=False).shape == (1, 49)
-    with pytest.raises(ValueError, match=r"generation to 50 tokens needs 49 positions.*max_position_embeddings=48"):
+    with pytest.raises(
+        ValueError, match=r"generation to 50 tokens needs 49 positions.*max_position_embeddings=48"
+    ):
         model.generate(ids, attention_mask=mask, max_new_tokens=10)
 
 
@@ -187,17 +203,159 @@ def test_other_positions_go_on_beyond_the_training_length(position):
     )
 
 
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(
+    "way", [{}, {"num_beams": 3}, {"prefill_chunk_size": 4}], ids=["greedy", "beam", "chunks"]
+)
+def test_a_static_cache_generates_the_same(variant, way):
+    for position in ("learned", "rotary"):
+        model = language_model(variant, position=position)
+        ids, mask = left_padded([tokens(9, seed=1), tokens(5, seed=2)])
+        options = {"attention_mask": mask, "max_new_tokens": 8, "do_sample": False, "pad_token_id": 0, **way}
+        static = model.generate(ids, **options, cache_implementation="static")
+        assert torch.equal(static, model.generate(ids, **options))
+
+
+@needs_fullgraph
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_static_cache_compiles_one_step_for_every_length(variant):
+    model = language_model(variant)
+    ids, mask = left_padded([tokens(9, seed=1), tokens(5, seed=2)])
+    options = {"attention_mask": mask, "max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
+    torch.compiler.reset()
+    torch._dynamo.utils.counters.clear()
+    compiling = CompileConfig(fullgraph=True, backend="eager", mode=None, dynamic=False)
+    compiling._compile_all_devices = True
+    static = model.generate(ids, **options, cache_implementation="static", compile_config=compiling)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    assert torch.equal(static, model.generate(ids, **options))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@torch.no_grad()
+def test_a_static_cache_called_by_hand(variant):
+    """With a mask that grows, without a mask, without positions, and to the end of its places."""
+    model = language_model(variant)
+    ids, mask = left_padded([tokens(9, seed=1), tokens(5, seed=2)])
+    for given in (mask, None):
+        whole = model(ids, attention_mask=given, use_cache=False).logits
+        cache, pieces = StaticCache(model.config, max_cache_len=9), []
+        for start, end in ((0, 4), (4, 5), (5, 9)):
+            part = None if given is None else given[:, :end]
+            out = model(ids[:, start:end], attention_mask=part, past_key_values=cache)
+            pieces.append(out.logits)
+        assert (cache.get_seq_length(), cache.get_max_length(), cache.is_compileable) == (9, 9, True)
+        found = torch.cat(pieces, 1)
+        kept = slice(None) if given is None else mask.bool()
+        torch.testing.assert_close(found[kept], whole[kept], atol=1e-4, rtol=1e-4)
+        with pytest.raises(ValueError, match="the cache has max_length=9 places, got 10 tokens"):
+            model(ids[:, :1], past_key_values=cache)
+        assert cache.get_seq_length() == 9
+        with pytest.raises(
+            ValueError, match=r"attention_mask must have shape \(B, past \+ L\) = \(2, 10\), got \(2, 3\)"
+        ):
+            model(ids[:, :1], attention_mask=mask[:, :3], past_key_values=cache)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_refused_forward_leaves_every_layer_of_the_cache_as_it_was(variant):
+    model, ids = language_model(variant), tokens(2, 6)
+    cache = DynamicCache()
+    with torch.no_grad():
+        model(ids[:, :4], past_key_values=cache)
+    before = [layer.core._entries() for layer in cache.layers]
+    last = model.model.layers[-1].attention
+    fitting, last.o_proj = last.o_proj, nn.Linear(3, 3)  # the first layer has been appended to
+    with torch.no_grad(), pytest.raises(RuntimeError):
+        model(ids[:, 4:], past_key_values=cache)
+    for layer, held in zip(cache.layers, before, strict=True):
+        assert layer.get_seq_length() == 4
+        for entry, old in zip(layer.core._entries(), held, strict=True):
+            assert torch.equal(entry, old)
+    last.o_proj = fitting
+    with torch.no_grad():
+        out = model(ids[:, 4:], past_key_values=cache)
+        torch.testing.assert_close(out.logits, model(ids).logits[:, 4:], atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_prompt_read_in_inference_mode_is_continued_without(variant):
+    model, ids = language_model(variant), tokens(2, 6)
+    for cache in (DynamicCache(), StaticCache(model.config, max_cache_len=8)):
+        with torch.inference_mode():
+            model(ids[:, :4], past_key_values=cache)
+        with torch.no_grad():
+            out = model(ids[:, 4:], past_key_values=cache)
+            torch.testing.assert_close(out.logits, model(ids).logits[:, 4:], atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_generation_stops_at_strings_and_passes_the_tokenizer_on(variant):
+    model, tokenizer = language_model(variant, vocab_size=256), byte_tokenizer(shift=0)
+    ids = tokens(1, 6)
+    mask = torch.ones_like(ids)
+    whole = model.generate(ids, attention_mask=mask, max_new_tokens=8, do_sample=False)
+    options = {"max_new_tokens": 8, "do_sample": False, "stop_strings": ["never"], "tokenizer": tokenizer}
+    assert torch.equal(model.generate(ids, attention_mask=mask, **options), whole)
+    with pytest.raises(ValueError, match="tokenizer"):
+        model.generate(ids, attention_mask=mask, **{**options, "tokenizer": None})
+
+
+def test_continuous_batching_is_refused():
+    model, ids = language_model(), tokens(1, 6)
+    for call in (
+        lambda: model.generate_batch(ids.tolist(), max_new_tokens=2),
+        lambda: model.generate(ids, max_new_tokens=2, cache_implementation="paged"),
+    ):
+        with pytest.raises(ValueError, match=r"continuous batching \(a paged cache\) is not supported"):
+            call()
+
+
+@pytest.mark.parametrize("variant", GROWING)
+def test_a_cache_that_holds_keys_and_values_is_a_prefix_with_gradients(variant):
+    """As prefix tuning makes it: the output of every layer's attention to [prefix, tokens]."""
+    model, ids = language_model(variant, num_hidden_layers=1), tokens(2, 4)
+    keys, values = (torch.randn(2, 2, 3, 6, requires_grad=True) for _ in range(2))
+    cache = DynamicCache()
+    cache.update(keys, values, 0)
+    out = model(ids, past_key_values=cache, use_cache=True)
+    assert out.past_key_values.get_seq_length() == 7
+    attention = model.model.layers[0].attention
+    x = model.model.embeddings(model.get_input_embeddings()(ids), torch.arange(3, 7)[None])
+    normed = model.model.layers[0].attention_norm(x)
+    query, own, value = attention.project(normed)
+    prefix = keys[:, :, None].expand(-1, -1, own.shape[2], -1, -1)
+    heads = (query, torch.cat([prefix, own], 3), torch.cat([values, value], 2))
+    hidden = x + attention.attend(*heads, is_causal=True)[0]
+    layer = model.model.layers[0]
+    expected = model.lm_head(model.model.norm(hidden + layer.mlp(layer.mlp_norm(hidden))))
+    torch.testing.assert_close(out.logits, expected, atol=1e-5, rtol=1e-4)
+    found, wanted = (torch.autograd.grad(x.square().sum(), [keys, values]) for x in (out.logits, expected))
+    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-3)
+
+
+def test_a_state_takes_no_prefix():
+    filled = DynamicCache()
+    filled.update(torch.zeros(2, 2, 3, 6), torch.zeros(2, 2, 3, 6), 0)
+    with pytest.raises(ValueError, match="got the cache of another model in layer 0"):
+        language_model("mlk")(tokens(2, 5), past_key_values=filled)
+
+
 @torch.no_grad()
 def test_caches_of_another_kind_are_refused():
     model, ids = language_model("smgk"), tokens(2, 5)
     filled = DynamicCache()
-    filled.update(torch.zeros(2, 2, 3, 6), torch.zeros(2, 2, 3, 6), 0)
+    filled.update(torch.zeros(2, 4, 3, 6), torch.zeros(2, 4, 3, 6), 0)
+    offloaded = StaticCache(model.config, max_cache_len=9)
+    offloaded.offloading = True  # as the argument, which asks for a GPU where torch is built for one
     with pytest.raises(ValueError, match="got the cache of another model in layer 0"):
         model(ids, past_key_values=filled)
-    with pytest.raises(ValueError, match="got StaticLayer in layer 0"):
-        model(ids, past_key_values=StaticCache(model.config, max_cache_len=9))
-    with pytest.raises(ValueError, match="StaticLayer"):
-        model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=2, cache_implementation="static")
+    with pytest.raises(ValueError, match="past_key_values must not be offloaded"):
+        model(ids, past_key_values=offloaded)
+    with pytest.raises(ValueError, match="got StaticSlidingWindowLayer in layer 0"):
+        model(
+            ids, past_key_values=transformers_cache(StaticSlidingWindowLayer(max_cache_len=9, sliding_window=4))
+        )
     with pytest.raises(TypeError, match="cache must be what new_cache"):
         model(ids, past_key_values=language_model("mlk")(ids).past_key_values)
     with pytest.raises(ValueError, match="cache holds a batch of 2 sequences, got x with 1"):
@@ -209,7 +367,12 @@ def test_caches_of_another_kind_are_refused():
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_attentions_in_generation(variant):
     model, ids = language_model(variant), tokens(2, 5)
-    options = {"max_new_tokens": 3, "do_sample": False, "output_attentions": True, "return_dict_in_generate": True}
+    options = {
+        "max_new_tokens": 3,
+        "do_sample": False,
+        "output_attentions": True,
+        "return_dict_in_generate": True,
+    }
     if variant in LINEAR:
         with pytest.raises(ValueError, match="output_attentions cannot be computed from the state"):
             model.generate(ids, attention_mask=torch.ones_like(ids), **options)

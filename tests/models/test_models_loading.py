@@ -1,7 +1,12 @@
 """Saving and loading: what is missing, left over or corrupt raises, and nothing is filled in silently."""
 
+import itertools
 import json
+import os
 import pickle
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,14 +19,20 @@ from transformers import (
     AutoModel,
     AutoModelForCausalLM,
     AutoModelForImageClassification,
+    AutoModelForMaskedLM,
+    AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
 )
 
 from mgk.models import (
     MgkForCausalLM,
     MgkForDocumentRetrieval,
     MgkForImageClassification,
+    MgkForMaskedLM,
+    MgkForQuestionAnswering,
     MgkForSequenceClassification,
+    MgkForTokenClassification,
     MgkModel,
     write_card,
 )
@@ -35,6 +46,9 @@ CLASSES = (
     MgkForDocumentRetrieval,
     MgkForCausalLM,
     MgkForImageClassification,
+    MgkForTokenClassification,
+    MgkForMaskedLM,
+    MgkForQuestionAnswering,
 )
 
 
@@ -73,6 +87,9 @@ def test_every_class_comes_back_with_every_weight(variant, tmp_path):
         (AutoModelForSequenceClassification, MgkForSequenceClassification),
         (AutoModelForCausalLM, MgkForCausalLM),
         (AutoModelForImageClassification, MgkForImageClassification),
+        (AutoModelForTokenClassification, MgkForTokenClassification),
+        (AutoModelForMaskedLM, MgkForMaskedLM),
+        (AutoModelForQuestionAnswering, MgkForQuestionAnswering),
     ],
 )
 def test_auto_classes(auto, cls, tmp_path):
@@ -109,7 +126,10 @@ def test_meta_device_initialisation_has_the_right_distribution(variant, tmp_path
     for name, weight in base.state_dict().items():
         assert torch.equal(model.model.state_dict()[name], weight)
     bound = (6 / (16 + 20)) ** 0.5
-    for weight, limit in ((model.classifier.dense.weight, bound), (model.classifier.out.weight, (6 / 23) ** 0.5)):
+    for weight, limit in (
+        (model.classifier.dense.weight, bound),
+        (model.classifier.out.weight, (6 / 23) ** 0.5),
+    ):
         assert limit / 2 < weight.abs().max() <= limit
     assert not model.classifier.dense.bias.any()
 
@@ -141,7 +161,9 @@ def test_missing_weights_of_every_kind_are_drawn_as_at_the_start(tmp_path, monke
         folder = tmp_path / str(number)
         model = moved(MgkModel(config(variant, **changes)))
         model.save_pretrained(folder)
-        change_weights(folder, lambda weights: [weights.pop(name) for name in list(weights) if "layers.0" in name])
+        change_weights(
+            folder, lambda weights: [weights.pop(name) for name in list(weights) if "layers.0" in name]
+        )
         change_weights(folder, lambda weights: weights.pop("embeddings.cls", None))
         again = MgkModel.from_pretrained(folder)
         fresh = MgkModel(config(variant, **changes)).state_dict()
@@ -190,32 +212,74 @@ def test_weights_that_the_model_does_not_know_raise(saved):
         MgkForSequenceClassification.from_pretrained(saved)
 
 
-@pytest.mark.parametrize("other", ["softmax", "mgk", "mlk", "smlk"])
-def test_a_checkpoint_of_another_variant_raises(saved, other):
-    settings = json.loads((saved / "config.json").read_text())
-    (saved / "config.json").write_text(json.dumps({**settings, "attention": other}))
-    if other == "smlk":  # the same parameters with another meaning: nothing in the weights tells
-        MgkForSequenceClassification.from_pretrained(saved)
-        return
+@pytest.mark.parametrize(("one", "other"), list(itertools.permutations(VARIANTS, 2)))
+def test_a_checkpoint_of_another_variant_raises(one, other, tmp_path):
+    """Also where every weight has the same name and shape, as those of mlk and mgk, smlk and smgk have."""
+    base = MgkModel(config(one, prior="uniform"))
+    base.save_pretrained(tmp_path)
+    settings = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**settings, "attention": other}))
     for load in (MgkForSequenceClassification, MgkModel, MgkForCausalLM):
-        with pytest.raises(ValueError, match=f"do not fit {load.__name__}") as error:
-            load.from_pretrained(saved)
-        assert "layers" in str(error.value)
-        assert len(str(error.value)) < 600
+        message = f"do not fit {load.__name__} with attention='{other}': they are of attention='{one}'"
+        with pytest.raises(ValueError, match=message):
+            load.from_pretrained(tmp_path)
+    for load in (MgkModel, MgkForSequenceClassification):
+        same = load(config(one, prior="uniform"))
+        model = load(config(other, prior="uniform"))
+        with pytest.raises(ValueError, match=f"do not fit attention='{other}': they are of attention='{one}'"):
+            model.load_state_dict(same.state_dict())
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_weights_saved_without_a_mark_of_their_variant_load(variant, tmp_path):
+    model = moved(MgkForSequenceClassification(config(variant)))
+    model.save_pretrained(tmp_path)
+    change_weights(tmp_path, lambda weights: weights.pop("model.attention_name"))
+    for again in (
+        MgkForSequenceClassification.from_pretrained(tmp_path),
+        MgkForSequenceClassification.from_pretrained(tmp_path, dtype=torch.bfloat16),
+        MgkForSequenceClassification(config(variant)),
+    ):
+        again.load_state_dict(load_file(tmp_path / WEIGHTS))
+        assert torch.equal(again.model.attention_name, model.model.attention_name)
+    again.save_pretrained(tmp_path)
+    assert torch.equal(load_file(tmp_path / WEIGHTS)["model.attention_name"], model.model.attention_name)
 
 
 def test_another_head_starts_anew_and_a_broken_one_raises(saved):
     for cls in (MgkModel, MgkForCausalLM):
         model = cls.from_pretrained(saved)
         assert torch.equal(
-            model.base_model.layers[0].attention.shifts, load_file(saved / WEIGHTS)["model.layers.0.attention.shifts"]
+            model.base_model.layers[0].attention.shifts,
+            load_file(saved / WEIGHTS)["model.layers.0.attention.shifts"],
         )
-    with pytest.raises(ValueError, match="do not fit MgkForDocumentRetrieval"):  # its head has the name, not the size
+    # its head has the name, not the size
+    with pytest.raises(
+        RuntimeError, match=r"do not fit MgkForDocumentRetrieval .*ignore_mismatched_sizes=True"
+    ):
         MgkForDocumentRetrieval.from_pretrained(saved)
     assert MgkForDocumentRetrieval.from_pretrained(saved, ignore_mismatched_sizes=True).num_labels == 3
     change_weights(saved, lambda weights: weights.pop("classifier.out.bias"))
     with pytest.raises(ValueError, match=r"missing are classifier\.out\.bias"):
         MgkForImageClassification.from_pretrained(saved)
+
+
+def test_another_number_of_labels_raises_as_transformers_does(saved):
+    message = (
+        r"of another shape are classifier\.out\.bias \(3,\).*ignore_mismatched_sizes=True starts them anew"
+    )
+    with pytest.raises(RuntimeError, match=message):
+        MgkForSequenceClassification.from_pretrained(saved, num_labels=5)
+    again = MgkForSequenceClassification.from_pretrained(saved, num_labels=5, ignore_mismatched_sizes=True)
+    assert again(tokens(1, 4)).logits.shape == (1, 5)
+    with pytest.raises(RuntimeError, match=r"of another shape are classifier\.dense") as error:
+        MgkForSequenceClassification.from_pretrained(saved, hidden_size=32)
+    assert "ignore_mismatched_sizes" not in str(error.value)  # it would start the transformer anew
+
+
+def test_the_path_may_be_given_by_name(saved):
+    for cls in (MgkForSequenceClassification, AutoModelForSequenceClassification):
+        assert cls.from_pretrained(pretrained_model_name_or_path=saved).num_labels == 3
 
 
 def test_corrupt_and_missing_files(saved, tmp_path):
@@ -262,7 +326,11 @@ def test_the_card_says_what_is_known(tmp_path):
     model.save_pretrained(tmp_path)
     card = (tmp_path / "README.md").read_text()
     front = yaml.safe_load(card.split("---")[1])
-    assert front == {"library_name": "mgk", "tags": ["mgk", "smgk", "transformers"], "pipeline_tag": "text-generation"}
+    assert front == {
+        "library_name": "mgk",
+        "tags": ["mgk", "smgk", "transformers"],
+        "pipeline_tag": "text-generation",
+    }
     assert "Nothing is recorded: the weights may be untrained." in card
     model.config.training = {"steps": 500_000, "task": "wikitext-103", "metrics": {"test perplexity": 33.2}}
     model.save_pretrained(tmp_path)
@@ -275,6 +343,80 @@ def test_the_card_says_what_is_known(tmp_path):
     assert again.config.training == model.config.training
     again.save_pretrained(tmp_path / "again")
     assert (tmp_path / "again" / "README.md").read_text() == card
+
+
+def test_tags_are_on_the_card_once(tmp_path):
+    model = MgkModel(config("mgk"))
+    model.add_model_tags(["mine", "transformers", "mine"])
+    model.save_pretrained(tmp_path)
+    front = yaml.safe_load((tmp_path / "README.md").read_text().split("---")[1])
+    assert front["tags"] == ["mgk", "transformers", "mine"]
+
+
+def test_what_cannot_be_loaded_is_not_saved(tmp_path):
+    model = MgkForCausalLM(config())
+    for name in ("eos_token_id", "pad_token_id"):
+        setattr(model.config, name, 30)
+        with pytest.raises(ValueError, match=f"{name} must be from 0 to 29"):
+            model.save_pretrained(tmp_path)
+        assert not list(tmp_path.iterdir())
+        setattr(model.config, name, None)
+    model.generation_config.eos_token_id = 29
+    model.save_pretrained(tmp_path)
+    assert MgkForCausalLM.from_pretrained(tmp_path).generation_config.eos_token_id == 29
+
+
+PROGRAM = """
+import sys, torch, transformers
+
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "mgk":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+assert "mgk" not in sys.modules
+sys.meta_path.insert(0, Blocker())
+load = transformers.AutoModelForSequenceClassification.from_pretrained
+try:
+    load(sys.argv[1], trust_remote_code=True)
+except ImportError as error:
+    print(error)
+sys.meta_path.pop(0)
+model = load(sys.argv[1], trust_remote_code=True)
+assert type(model).__module__ == "mgk.models.heads", type(model)
+model.save_pretrained(sys.argv[2])
+print(model(torch.tensor([[1, 2, 3]])).logits.tolist())
+"""
+
+
+def test_a_saved_folder_loads_where_mgk_models_was_not_imported(saved, tmp_path):
+    again = tmp_path / "again"
+    environment = {**os.environ, "HF_MODULES_CACHE": str(tmp_path / "modules"), "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-c", PROGRAM, str(saved), str(again)]
+    out = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert out.returncode == 0, out.stderr
+    without, logits = out.stdout.splitlines()
+    assert "pip install mgk" in without
+    expected = MgkForSequenceClassification.from_pretrained(saved)(torch.tensor([[1, 2, 3]])).logits.tolist()
+    assert json.loads(logits) == expected
+    # the folder holds imports, not copies of the source
+    assert {path.name for path in again.iterdir()} == {path.name for path in saved.iterdir() if path.is_file()}
+    code = (saved / "modeling_mgk.py").read_text()
+    assert set(re.findall(r"^(?:import|from) (\S+)", code, re.MULTILINE)) == {"mgk.models"}
+
+
+@pytest.mark.parametrize("asked", ["sdpa", "flash_attention_2", "flex_attention"])
+def test_a_refused_attention_implementation_leaves_no_trace(saved, asked):
+    for load in (
+        lambda settings: AutoModel.from_config(settings, attn_implementation=asked),
+        lambda settings: MgkModel.from_pretrained(saved, config=settings, attn_implementation=asked),
+        lambda settings: AutoModelForCausalLM.from_config(settings, attn_implementation=asked),
+    ):
+        settings = config("smgk")
+        with pytest.raises(ValueError, match=f"attn_implementation must be 'eager' or left out, got '{asked}'"):
+            load(settings)
+        assert MgkModel(settings)(tokens(1, 4)).last_hidden_state.shape == (1, 4, 16)
+    assert MgkModel.from_pretrained(saved, attn_implementation="eager").config.attention == "smgk"
 
 
 def test_a_card_of_ones_own_stays(tmp_path):

@@ -13,6 +13,7 @@ from mgk.models import (
     MgkForDocumentRetrieval,
     MgkForImageClassification,
     MgkForSequenceClassification,
+    MStepCallback,
 )
 
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
@@ -31,12 +32,15 @@ def examples(cls):
             example["input_ids_2"] = tokens(6, seed=number) % 5 + 1
         if cls is MgkForImageClassification:
             generator = torch.Generator().manual_seed(number)
-            example = {"pixel_values": torch.rand(3, 8, 8, generator=generator) + label, "labels": example["labels"]}
+            example = {
+                "pixel_values": torch.rand(3, 8, 8, generator=generator) + label,
+                "labels": example["labels"],
+            }
         data.append(example)
     return data
 
 
-def train(model, data, folder, **arguments):
+def train(model, data, folder, callbacks=None, **arguments):
     settings = {
         "output_dir": str(folder),
         "max_steps": 16,
@@ -57,6 +61,7 @@ def train(model, data, folder, **arguments):
         train_dataset=data,
         eval_dataset=data,
         data_collator=Collator(pad_id=None if isinstance(model, MgkForCausalLM) else 0),
+        callbacks=callbacks,
     )
     trainer.train()
     return trainer
@@ -123,14 +128,34 @@ def test_pipelines(variant, tmp_path):
         moved(cls(config(variant, **sizes))).save_pretrained(folder)
         tokenizer.save_pretrained(folder)
     texts = ["a film to remember", "dull"]
-    classify = pipeline("text-classification", model=str(tmp_path / "MgkForSequenceClassification"), device="cpu")
+    classify = pipeline(
+        "text-classification", model=str(tmp_path / "MgkForSequenceClassification"), device="cpu"
+    )
     model = MgkForSequenceClassification.from_pretrained(tmp_path / "MgkForSequenceClassification")
     for text, found, batched in zip(texts, classify(texts), classify(texts, batch_size=2), strict=True):
         scores = model(**tokenizer(text, return_tensors="pt")).logits.softmax(-1)[0]
         assert found["label"] == batched["label"] == f"LABEL_{scores.argmax()}"
         assert (
-            found["score"] == pytest.approx(batched["score"], rel=1e-4) == pytest.approx(scores.max().item(), rel=1e-4)
+            found["score"]
+            == pytest.approx(batched["score"], rel=1e-4)
+            == pytest.approx(scores.max().item(), rel=1e-4)
         )
     generate = pipeline("text-generation", model=str(tmp_path / "MgkForCausalLM"), device="cpu")
     out = generate(texts, max_new_tokens=4, do_sample=False)
     assert all(found[0]["generated_text"].startswith(text) for text, found in zip(texts, out, strict=True))
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_the_callback_runs_the_m_step_once_per_optimizer_step(steps, tmp_path):
+    data = examples(MgkForSequenceClassification)
+    model = MgkForSequenceClassification(config("mgk", prior="em", variance="em", num_labels=2, **NO_DROPOUT))
+    calls = []
+    original = type(model.model.layers[0].attention.prior).m_step
+    model.model.layers[0].attention.prior.m_step = lambda: (
+        calls.append(1),
+        original(model.model.layers[0].attention.prior),
+    )
+    train(model, data, tmp_path, max_steps=3, gradient_accumulation_steps=steps, callbacks=[MStepCallback()])
+    assert len(calls) == 3
+    assert (model.model.layers[0].attention.prior.pi != 0.5).any()
+    assert not model.model.layers[0].attention.prior.counts.any()

@@ -15,7 +15,7 @@ from tiny_models import config
 import mgk.models
 import mgk.nn
 from mgk.models import MgkForCausalLM, MgkForSequenceClassification, MgkModel, MgkPreTrainedModel, private_names
-from mgk.models.private_names import LOAD_REPORT, PRIVATE_NAMES
+from mgk.models.private_names import LOAD_REPORT, PRIVATE_ATTRIBUTES, PRIVATE_NAMES
 
 OWNERS = {
     "torch.nn.Module": torch.nn.Module,
@@ -37,7 +37,9 @@ def test_every_private_name_that_is_overridden_is_listed():
         for _, cls in inspect.getmembers(module, inspect.isclass):
             for name in vars(cls) if cls.__module__ == module.__name__ else ():
                 if name == "is_custom_code" or re.match("_[a-z]", name):
-                    bases = (owner for owner, base in OWNERS.items() if issubclass(cls, base) and hasattr(base, name))
+                    bases = (
+                        owner for owner, base in OWNERS.items() if issubclass(cls, base) and hasattr(base, name)
+                    )
                     found |= {f"{owner}.{name}" for owner in bases}
     # every model is an nn.Module too
     assert found == set(PRIVATE_NAMES)
@@ -47,6 +49,16 @@ def test_every_private_name_that_is_overridden_is_listed():
 def test_each_is_where_it_was(name):
     owner, _, attribute = name.rpartition(".")
     assert hasattr(OWNERS[owner], attribute)
+
+
+def test_each_attribute_is_there():
+    owners = {
+        "torch.nn.MultiheadAttention": torch.nn.MultiheadAttention(4, 1),
+        "transformers.PreTrainedConfig": config(),
+    }
+    for name in PRIVATE_ATTRIBUTES:
+        owner, _, attribute = name.rpartition(".")
+        assert hasattr(owners[owner], attribute)
 
 
 def test_no_other_private_name_is_used():

@@ -37,7 +37,9 @@ def _call(name: str, params: ctypes.Structure) -> None:
     )
     for field, address in pointers.items():
         start, length = storages[field].data_ptr(), storages[field].nbytes()
-        _worker.stdin.write(struct.pack("qqq", field, address - start, length) + ctypes.string_at(start, length))
+        _worker.stdin.write(
+            struct.pack("qqq", field, address - start, length) + ctypes.string_at(start, length)
+        )
     _worker.stdin.flush()
     (status,) = struct.unpack("q", _worker.stdout.read(8))
     for storage in storages.values():

@@ -98,12 +98,20 @@ def expected_output(
     options = {"is_causal": is_causal, "backend": "reference"}
     if attn.variant in LINEAR:
         heads = mgk.linear_mixture_attention(
-            query, shifted(attn, keys), value, log_prior, feature_map=attn.feature_map, key_mask=key_mask, **options
+            query,
+            shifted(attn, keys),
+            value,
+            log_prior,
+            feature_map=attn.feature_map,
+            key_mask=key_mask,
+            **options,
         )
     else:
         options |= {"variance": variance, "e_step": attn.e_step, "attn_mask": both_masks(attn_mask, key_mask)}
         if attn.variant == "smgk":
-            heads = mgk.shifted_mixture_attention(query, keys[:, :, 0], attn.shifts, value, log_prior, **options)
+            heads = mgk.shifted_mixture_attention(
+                query, keys[:, :, 0], attn.shifts, value, log_prior, **options
+            )
         else:
             kernel = "dot" if attn.variant == "softmax" else "gaussian"
             heads = mgk.mixture_attention(query, keys, value, log_prior, kernel=kernel, **options)

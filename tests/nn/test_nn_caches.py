@@ -6,7 +6,8 @@ import pytest
 import torch
 from recompute import GAUSSIAN, LINEAR, MIXTURES, VARIANTS, make, padding_mask, tokens
 
-from mgk.nn import KeyValueCache, MixtureAttention, StateCache, rotary_tables
+from mgk.nn import EMPrior, KeyValueCache, MixtureAttention, StateCache, rotary_tables
+from support.versions import needs_fullgraph
 
 KEY_VALUE = ("softmax", *GAUSSIAN)
 LENGTH = 9
@@ -190,7 +191,11 @@ def test_each_family_has_its_kind_of_cache_and_refuses_the_other(variant):
 
 REFUSED = {
     "batch": (3, {}, "cache holds a batch of 2 sequences, got x with 3"),
-    "mask": (2, {"key_mask": torch.ones(2, 2, dtype=torch.bool)}, r"key_mask must have shape \(B, S\) = \(2, 5\), got"),
+    "mask": (
+        2,
+        {"key_mask": torch.ones(2, 2, dtype=torch.bool)},
+        r"key_mask must have shape \(B, S\) = \(2, 5\), got",
+    ),
     "flag": (2, {"is_causal": 1}, "is_causal must be True or False, got 1"),
 }
 
@@ -229,3 +234,131 @@ def test_bad_arguments_of_caches(kind):
     with pytest.raises(TypeError, match="index must have one of the dtypes int64, int32"):
         cache.reorder(torch.zeros(2))
     cache.reorder(torch.tensor([0, 0]))  # nothing to reorder yet
+
+
+@pytest.mark.parametrize("sizes", FEEDS.values(), ids=list(FEEDS))
+@pytest.mark.parametrize(("variant", "options"), OPTIONS, ids=str)
+@torch.no_grad()
+def test_a_cache_of_fixed_length_decodes_the_same(variant, options, sizes):
+    attn, x, mask = make(variant, **options), tokens(2, LENGTH), padding_mask(9, 6, total=LENGTH, side="left")
+    for max_length in (LENGTH, LENGTH + 4):
+        cache = attn.new_cache(max_length)
+        torch.testing.assert_close(feed(attn, x, sizes, cache=cache), attn(x, is_causal=True))
+        assert cache.length == LENGTH
+        cache = attn.new_cache(max_length)
+        full = torch.nn.functional.pad(mask, (0, max_length - LENGTH), value=True)
+        outputs = [
+            attn(part, is_causal=True, cache=cache, key_mask=full) for part in x.split(list(sizes), dim=1)
+        ]
+        torch.testing.assert_close(torch.cat(outputs, 1)[mask], attn(x, is_causal=True, key_mask=mask)[mask])
+
+
+@torch.no_grad()
+def test_a_cache_of_fixed_length_shows_weights_crops_and_reorders():
+    attn, x, index = make("mgk"), tokens(3, LENGTH), torch.tensor([2, 0])
+    cache = attn.new_cache(12)
+    attn(x[:, :5], is_causal=True, cache=cache)
+    out, weights = attn(x[:, 5:], is_causal=True, cache=cache, need_weights=True)
+    expected, whole = attn(x, is_causal=True, need_weights=True)
+    torch.testing.assert_close((out, weights[..., :LENGTH]), (expected[:, 5:], whole[:, :, 5:]))
+    assert weights.shape[-1] == 12
+    assert not weights[..., LENGTH:].any()
+    cache.crop(5)
+    cache.reorder(index)
+    torch.testing.assert_close(attn(x[index, 5:], is_causal=True, cache=cache), expected[index, 5:])
+    assert cache.nbytes == 2 * 9 * 3 * 4 * (2 + 1) * 8  # entries in use, not places
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_cache_of_fixed_length_refuses(variant):
+    attn, x = make(variant), tokens(2, LENGTH)
+    cache = attn.new_cache(LENGTH)
+    with pytest.raises(ValueError, match=r"a cache of fixed length has no gradients: use torch\.no_grad"):
+        attn(x, is_causal=True, cache=cache)
+    assert cache.length == 0
+    with torch.no_grad():
+        attn(x[:, :8], is_causal=True, cache=cache)
+        with pytest.raises(ValueError, match="the cache has max_length=9 places, got 10 tokens"):
+            attn(x[:, :2], is_causal=True, cache=cache)
+    assert cache.length == 8
+    with pytest.raises(ValueError, match="max_length must be at least 1, got 0"):
+        attn.new_cache(0)
+
+
+@pytest.mark.parametrize("variant", LINEAR)
+@torch.no_grad()
+def test_a_prior_of_positions_needs_their_numbers(variant):
+    if variant == "linear":
+        pytest.skip("it has no prior")
+    attn = make(variant, prior=EMPrior(3, 2, max_positions=20))
+    with pytest.raises(ValueError, match="a prior with max_positions needs the place of a token as a number"):
+        attn(tokens(2, 3), is_causal=True, cache=attn.new_cache(9))
+
+
+@pytest.mark.parametrize("max_length", [None, 12])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_cache_filled_in_inference_mode_is_continued_outside(variant, max_length):
+    attn, x, index = make(variant), tokens(2, LENGTH), torch.tensor([1, 0])
+    whole = attn(x, is_causal=True)
+    cache = attn.new_cache(max_length)
+    with torch.inference_mode():
+        attn(x[:, :3], is_causal=True, cache=cache)
+        cache.reorder(index)
+    with torch.no_grad():
+        middle = attn(x[index, 3:6], is_causal=True, cache=cache)
+    torch.testing.assert_close(middle, whole[index, 3:6])
+    with torch.inference_mode():
+        late = attn(x[index, 6:7], is_causal=True, cache=cache)
+    torch.testing.assert_close(late, whole[index, 6:7])
+    if max_length is None:  # and with gradients
+        last = attn(x[index, 7:], is_causal=True, cache=cache)
+        torch.testing.assert_close(last, whole[index, 7:])
+        last.sum().backward()
+
+
+MISFITS = [
+    {"key_mask": torch.ones(2, 3, dtype=torch.bool)},
+    {"attn_mask": torch.ones(7, 7, dtype=torch.bool)},
+    {"attn_mask": torch.zeros(2, 6, dtype=torch.int64)},
+]
+
+
+@pytest.mark.parametrize("filled", [False, True], ids=["empty", "filled"])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_what_fails_after_the_keys_were_appended_leaves_the_cache_as_it_was(variant, filled):
+    attn, x = make(variant), tokens(2, LENGTH)
+    cache = attn.new_cache()
+    if filled:
+        attn(x[:, :4], is_causal=True, cache=cache)
+    before = (cache.length, cache.batch, cache.nbytes)
+    for bad in MISFITS:
+        with pytest.raises((TypeError, ValueError)):
+            attn(x[:, 4:6], is_causal=True, cache=cache, **bad)
+        assert (cache.length, cache.batch, cache.nbytes) == before
+    attn.backend = "reference" if variant in LINEAR else "sdpa"
+    broken = attn.log_prior
+    attn.log_prior = lambda *args: torch.zeros(9, 9)  # what fails after the keys were appended
+    with pytest.raises((TypeError, ValueError)):
+        attn(x[:, 4:6], is_causal=True, cache=cache)
+    assert (cache.length, cache.batch, cache.nbytes) == before
+    attn.log_prior = broken
+    attn.backend = "auto"
+    if not filled:
+        attn(x[:, :4], is_causal=True, cache=cache)
+    rest = attn(x[:, 4:], is_causal=True, cache=cache)
+    torch.testing.assert_close(rest, attn(x, is_causal=True)[:, 4:])
+
+
+@needs_fullgraph
+@pytest.mark.parametrize("variant", VARIANTS)
+@torch.no_grad()
+def test_one_compiled_step_serves_every_length(variant):
+    attn, x = make(variant, dtype=torch.float32), tokens(2, LENGTH).float()
+    torch.compiler.reset()
+    torch._dynamo.utils.counters.clear()
+    step = torch.compile(attn, fullgraph=True, backend="eager")
+    cache = attn.new_cache(LENGTH)
+    outputs = [attn(x[:, :3], is_causal=True, cache=cache)]
+    outputs += [step(x[:, at : at + 1], is_causal=True, cache=cache) for at in range(3, LENGTH)]
+    torch.testing.assert_close(torch.cat(outputs, 1), attn(x, is_causal=True), atol=1e-5, rtol=1e-5)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1

@@ -6,6 +6,9 @@ from recompute import GAUSSIAN, MIXTURES, VARIANTS, make, padding_mask, tokens
 from torch.utils.checkpoint import checkpoint
 
 from mgk.nn import rotary_tables
+from support.versions import needs_fullgraph
+
+pytestmark = needs_fullgraph
 
 
 @pytest.fixture(autouse=True)

@@ -59,7 +59,9 @@ def work(rank, folder):
     results = {
         "one step": statistics_of_one_step(make_model(), part),
         "training": train(make_model(), part, DistributedDataParallel, accumulates_unsynced=True),
-        "training in sync": train(make_model(), part, partial(DistributedDataParallel, broadcast_buffers=False)),
+        "training in sync": train(
+            make_model(), part, partial(DistributedDataParallel, broadcast_buffers=False)
+        ),
     }
     torch.save(results, f"{folder}/{rank}.pt")
     distributed.destroy_process_group()
@@ -77,7 +79,9 @@ def test_two_ranks_agree_with_one_process(ranks, run):
     everything = slice(None)
     start = make_model().state_dict() if run == "one step" else make_model()["mgk"].state_dict()
     expected = (
-        statistics_of_one_step(make_model(), everything) if run == "one step" else train(make_model(), everything)
+        statistics_of_one_step(make_model(), everything)
+        if run == "one step"
+        else train(make_model(), everything)
     )
     for name, value in expected.items():
         for state in ranks:

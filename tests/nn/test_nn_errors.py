@@ -39,8 +39,17 @@ OPTIONS = [
     ({"dropout": -0.1}, "dropout must be at least 0 and below 1, got -0.1"),
     ({"dropout": "0.1"}, "dropout must be a number, got str"),
     ({"bias": 1}, "bias must be True or False, got 1"),
+    ({"kernel": "cosine"}, "kernel must be one of 'gaussian', 'dot', got 'cosine'"),
+    ({"kernel": "dot", "variant": "mlk"}, "kernel does not exist for variant='mlk'"),
+    ({"kernel": "dot", "variant": "smgk"}, "kernel='dot' cancels the shifts of variant='smgk' unless"),
+    ({"init": "wide"}, "init must be one of 'paper', 'narrow', got 'wide'"),
+    ({"init": 0.0}, "init must be 'paper', 'narrow' or a positive number, got 0.0"),
+    ({"init": True}, "init must be 'paper', 'narrow' or a positive number, got True"),
     ({"backend": "cuda"}, "backend must be one of 'auto', 'reference', .* got 'cuda'"),
-    ({"backend": "sdpa", "variant": "mlk"}, "backend must be one of 'auto', 'reference', 'blockwise', got 'sdpa'"),
+    (
+        {"backend": "sdpa", "variant": "mlk"},
+        "backend must be one of 'auto', 'reference', 'blockwise', got 'sdpa'",
+    ),
 ]
 
 
@@ -50,10 +59,14 @@ def test_bad_options(options, message):
         MixtureAttention(**{"embed_dim": 12, "num_heads": 3} | options)
 
 
-@pytest.mark.parametrize("variance", ["learned", "em", LearnedVariance(3, 2, 4)], ids=["learned", "em", "module"])
+@pytest.mark.parametrize(
+    "variance", ["learned", "em", LearnedVariance(3, 2, 4)], ids=["learned", "em", "module"]
+)
 @pytest.mark.parametrize("variant", GAUSSIAN)
 def test_a_hard_e_step_needs_the_constant_variance(variant, variance):
-    with pytest.raises(ValueError, match="e_step='hard' compares distances alone: it needs variance='constant'"):
+    with pytest.raises(
+        ValueError, match="e_step='hard' compares distances alone: it needs variance='constant'"
+    ):
         MixtureAttention(12, 3, variant=variant, e_step="hard", variance=variance)
 
 
@@ -115,8 +128,14 @@ CALLS = [
     ({"need_weights": "yes"}, "need_weights must be True or False, got 'yes'"),
     ({"rotary": TABLES[0]}, r"rotary must be the tensors \(cos, sin\), got Tensor"),
     ({"rotary": (TABLES[0], None)}, r"rotary must be the tensors \(cos, sin\), got tuple"),
-    ({"rotary": rotary_tables(torch.arange(4), 4)}, r"rotary must have tables of shape .*\(5, 4\).* got \(4, 4\)"),
-    ({"rotary": rotary_tables(torch.arange(5), 8)}, r"rotary must have tables of shape .*\(5, 4\).* got \(5, 8\)"),
+    (
+        {"rotary": rotary_tables(torch.arange(4), 4)},
+        r"rotary must have tables of shape .*\(5, 4\).* got \(4, 4\)",
+    ),
+    (
+        {"rotary": rotary_tables(torch.arange(5), 8)},
+        r"rotary must have tables of shape .*\(5, 4\).* got \(5, 8\)",
+    ),
     ({"cache": {}}, r"cache must be what new_cache\(\) of this variant gives, got dict"),
 ]
 

@@ -42,7 +42,9 @@ def test_two_modules_have_their_own_projections_and_the_state_dict_carries_them(
     assert torch.equal(attn(x), other(x))
 
 
-@pytest.mark.parametrize("feature_map", [Elu(), Dpfp(nu=2), Favor(4, 16, seed=0)], ids=lambda m: type(m).__name__)
+@pytest.mark.parametrize(
+    "feature_map", [Elu(), Dpfp(nu=2), Favor(4, 16, seed=0)], ids=lambda m: type(m).__name__
+)
 def test_features_of_a_token_do_not_depend_on_the_others(feature_map):
     x = torch.randn(2, 3, 7, 4)
     for phi in (feature_map, getattr(feature_map, "features_of_queries", feature_map)):
@@ -61,7 +63,13 @@ def test_favor_estimates_the_softmax_kernel():
 
 def test_sizes_of_the_features():
     x = torch.randn(3, 8)
-    assert [phi(x).shape[-1] for phi in (Elu(), Dpfp(), Dpfp(nu=3), Favor(8), Favor(8, 5))] == [8, 16, 48, 16, 5]
+    assert [phi(x).shape[-1] for phi in (Elu(), Dpfp(), Dpfp(nu=3), Favor(8), Favor(8, 5))] == [
+        8,
+        16,
+        48,
+        16,
+        5,
+    ]
 
 
 @pytest.mark.parametrize(

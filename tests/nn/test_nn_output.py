@@ -83,7 +83,9 @@ def backends_of(variant):
 def test_every_backend(variant, backend):
     attn = make(variant, backend=backend)
     for is_causal in (False, True):
-        assert_is_its_function(attn, tokens(2, 67), key_mask=padding_mask(67, 30, total=67), is_causal=is_causal)
+        assert_is_its_function(
+            attn, tokens(2, 67), key_mask=padding_mask(67, 30, total=67), is_causal=is_causal
+        )
 
 
 OPTIONS = [

@@ -72,7 +72,9 @@ def test_favor_keeps_its_projection_in_the_state_dict():
 
 
 def count(variant, num_heads, **options):
-    return sum(p.numel() for p in MixtureAttention(C, num_heads, variant=variant, head_dim=D, **options).parameters())
+    return sum(
+        p.numel() for p in MixtureAttention(C, num_heads, variant=variant, head_dim=D, **options).parameters()
+    )
 
 
 @pytest.mark.parametrize(("shifted", "projected"), [("smgk", "mgk"), ("smlk", "mlk")])
@@ -96,10 +98,16 @@ def test_one_key_has_neither_prior_nor_mixtures(variant):
     assert not list(attn.prior.state_dict())
 
 
-def test_shifts_start_standard_normal_biases_at_zero_and_keys_with_the_spread_of_queries():
-    attn = MixtureAttention(128, 4, variant="smgk", num_mixtures=8, head_dim=64)
+def test_shifts_start_standard_normal_in_the_paper_and_as_wide_as_keys_by_default():
+    attn = MixtureAttention(128, 4, variant="smgk", num_mixtures=8, head_dim=64, init="paper")
     assert attn.shifts.mean().abs() < 0.1
     assert (attn.shifts.std() - 1).abs() < 0.1
+    attn = MixtureAttention(128, 4, variant="smgk", num_mixtures=8, head_dim=64)
+    assert attn.init == "narrow"
+    assert (attn.shifts.std() - 0.1**0.5).abs() < 0.03
+
+
+def test_biases_start_at_zero_and_keys_with_the_spread_of_queries():
     attn = MixtureAttention(128, 4, num_mixtures=8)
     assert not any(p.any() for name, p in attn.named_parameters() if name.endswith("bias"))
     torch.testing.assert_close(attn.k_proj.weight.std(), attn.q_proj.weight.std(), rtol=0.05, atol=0)
@@ -161,10 +169,14 @@ def test_statistics_are_buffers_without_gradients():
     buffers = dict(attn.named_buffers())
     assert buffers["prior.counts"].any()
     assert not any(b.requires_grad or b.grad_fn for b in buffers.values())
-    assert not any(isinstance(module, EMPrior | EMVariance) and list(module.parameters()) for module in attn.modules())
+    assert not any(
+        isinstance(module, EMPrior | EMVariance) and list(module.parameters()) for module in attn.modules()
+    )
 
 
 def test_repr_tells_the_options():
-    text = repr(MixtureAttention(C, H, variant="smgk", dropout=0.1, prior=EMPrior(H, 2, momentum=0.9, max_positions=7)))
+    text = repr(
+        MixtureAttention(C, H, variant="smgk", dropout=0.1, prior=EMPrior(H, 2, momentum=0.9, max_positions=7))
+    )
     for part in ("variant='smgk'", "num_mixtures=2", "dropout=0.1", "momentum=0.9", "max_positions=7"):
         assert part in text

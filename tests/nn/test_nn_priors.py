@@ -1,5 +1,8 @@
 """Priors: learned on the simplex, or updated by the M-step from the training forwards since the last (Eq. 11)."""
 
+import copy
+import warnings
+
 import pytest
 import torch
 from recompute import (
@@ -20,7 +23,7 @@ from recompute import (
 from torch.utils.checkpoint import checkpoint
 
 import mgk
-from mgk.nn import EMPrior, LearnedPrior, MixtureAttention, m_step_all
+from mgk.nn import EMPrior, LearnedPrior, MixtureAttention, m_step_after, m_step_all
 
 H, M = 3, 2
 
@@ -91,7 +94,9 @@ def test_counts_are_the_admitted_pairs_of_real_tokens(variant, masks):
     attn(tokens(2, 7), **masks)
     pairs = {"none": 2 * 49, "key": 49 + 16, "causal": 2 * 28, "key-causal": 28 + 10}
     name = next(name for name, value in MASKS.items() if value is masks)
-    torch.testing.assert_close(attn.prior.counts.sum((1, 2)), torch.full((H,), float(pairs[name]), dtype=torch.float64))
+    torch.testing.assert_close(
+        attn.prior.counts.sum((1, 2)), torch.full((H,), float(pairs[name]), dtype=torch.float64)
+    )
 
 
 @pytest.mark.parametrize("variant", GAUSSIAN)
@@ -236,7 +241,10 @@ def test_an_m_step_without_em_does_nothing(variant):
 
 def test_m_step_all_reaches_every_module_of_a_model_once():
     model = torch.nn.Sequential(
-        make("mgk", prior="em"), torch.nn.Linear(12, 12).double(), make("smgk", prior="em", variance="em"), make("mlk")
+        make("mgk", prior="em"),
+        torch.nn.Linear(12, 12).double(),
+        make("smgk", prior="em", variance="em"),
+        make("mlk"),
     )
     model.append(model[0])  # shared: counted twice, but one M-step
     model(tokens(2, 7))
@@ -258,3 +266,45 @@ def test_training_with_em_moves_the_prior_towards_the_component_that_is_used():
     out.sum().backward()
     assert out.isfinite().all()
     assert all(p.grad.isfinite().all() for p in attn.parameters())
+
+
+@pytest.mark.parametrize(
+    ("variant", "options"), [("mgk", {"prior": "em"}), ("smgk", {"variance": "em"}), ("mlk", {"prior": "em"})]
+)
+def test_a_forgotten_m_step_is_said_once(variant, options, monkeypatch):
+    monkeypatch.setattr("mgk.nn.em.PATIENCE", 3)
+    attn, x = MixtureAttention(12, 3, variant=variant, **options), torch.randn(2, 4, 12)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for _ in range(9):  # gradient accumulation within patience, and evaluation, say nothing
+            attn(x)
+            attn(x)
+            attn.m_step()
+            attn.eval()(x)
+            attn.train()
+        assert not said
+        for _ in range(9):
+            attn(x)
+    assert len(said) == 1
+    assert "3 training forwards without m_step()" in str(said[0].message)
+
+
+def test_the_m_step_can_follow_every_optimizer_step():
+    attn, x = MixtureAttention(12, 3, prior="em", variance="em"), torch.randn(2, 4, 12)
+    by_hand = copy.deepcopy(attn)
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (attn, by_hand)]
+    handle = m_step_after(optimizers[0], attn)
+    for _ in range(3):
+        for module, optimizer in zip((attn, by_hand), optimizers, strict=True):
+            module(x).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        by_hand.m_step()
+    for name, value in attn.state_dict().items():
+        assert torch.equal(value, by_hand.state_dict()[name]), name
+    assert (attn.prior.pi != 0.5).any()
+    handle.remove()
+    before = attn.prior.pi.clone()
+    attn(x).sum().backward()
+    optimizers[0].step()
+    assert torch.equal(attn.prior.pi, before)

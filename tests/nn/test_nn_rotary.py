@@ -73,3 +73,9 @@ def test_each_sequence_may_have_its_own_positions(variant):
     both = attend(attn, x, positions)
     for row in range(2):
         torch.testing.assert_close(both[row : row + 1], attend(attn, x[row : row + 1], positions[row]))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_one_row_of_positions_serves_the_whole_batch(variant):
+    attn, x, positions = make(variant), tokens(3, LENGTH), torch.arange(LENGTH)
+    torch.testing.assert_close(attend(attn, x, positions[None]), attend(attn, x, positions))

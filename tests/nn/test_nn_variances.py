@@ -16,7 +16,9 @@ H, M, D = 3, 2, 4
 def expected_variance(attn, batches, **masks):
     """sum gamma |q - k|^2 / (D sum gamma) over the batches (H, M)."""
     gammas = [expected_responsibilities(attn, x, **masks) for x in batches]
-    distances = sum((g * squared_distances(attn, x)).sum((0, 2, 4)) for g, x in zip(gammas, batches, strict=True))
+    distances = sum(
+        (g * squared_distances(attn, x)).sum((0, 2, 4)) for g, x in zip(gammas, batches, strict=True)
+    )
     return distances / (attn.head_dim * sum(g.sum((0, 2, 4)) for g in gammas))
 
 

@@ -4,7 +4,7 @@ import pytest
 from markupsafe import Markup
 
 from mgk.analysis.confidence_intervals import Interval
-from mgk.experiments.render.charts import Series, interval_chart, line_chart, smoothed
+from mgk.experiments.render.charts import Series, interval_chart, line_chart, series_over_seeds
 from mgk.experiments.render.html import code_block, figure, page, paragraph, table
 from mgk.experiments.render.numbers import bytes_text, interval_text, percent, points, seconds_text, short
 
@@ -33,7 +33,10 @@ def test_curves_stay_inside_their_box(points):
 
 
 def test_charts_are_named_and_their_curves_told_apart_without_colour():
-    series = [Series("one", [(0, 1.0), (1, 2.0)], [(0, 0.5, 1.5), (1, 1.5, 2.5)]), Series("two", [(0, 1.0), (1, 0.5)])]
+    series = [
+        Series("one", [(0, 1.0), (1, 2.0)], [(0, 0.5, 1.5), (1, 1.5, 2.5)]),
+        Series("two", [(0, 1.0), (1, 0.5)]),
+    ]
     chart = line_chart(series, x_label="steps", y_label="loss", alt='falls "a lot" & more')
     assert 'aria-label="falls &#34;a lot&#34; &amp; more"' in chart
     assert chart.count("<polygon") == 1
@@ -42,7 +45,9 @@ def test_charts_are_named_and_their_curves_told_apart_without_colour():
 
 
 def test_an_unbounded_interval_reaches_the_edges():
-    chart = interval_chart([("a", Interval(-2.0, float("-inf"), float("inf")))], x_label="difference", alt="wide")
+    chart = interval_chart(
+        [("a", Interval(-2.0, float("-inf"), float("inf")))], x_label="difference", alt="wide"
+    )
     assert "inf" not in chart
     assert max(numbers(chart, "x2")) <= 400
 
@@ -54,13 +59,14 @@ def test_a_chart_of_nothing_raises():
 
 def test_smoothing_keeps_the_mean_and_short_curves():
     curve = [(float(x), float(x % 2)) for x in range(20)]
-    assert [y for _, y in smoothed(curve, 4)] == [0.5] * 5
-    assert smoothed(curve[:5], 4) == curve[:5]
+    assert [y for _, y in series_over_seeds("", [curve], 4).points] == [0.5] * 5
+    assert series_over_seeds("", [curve[:5]], 4).points == curve[:5]
 
 
 def test_texts_are_escaped_and_markup_is_not():
     text = page(
-        "<title>", [paragraph("a < b", Markup("<b>c</b>")), code_block("x && y"), figure(Markup("<i></i>"), "&")]
+        "<title>",
+        [paragraph("a < b", Markup("<b>c</b>")), code_block("x && y"), figure(Markup("<i></i>"), "&")],
     )
     assert "<h1>&lt;title&gt;</h1>" in text
     assert "a &lt; b <b>c</b>" in text

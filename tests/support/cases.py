@@ -23,18 +23,20 @@ class Case:
     options: dict[str, Any] = field(default_factory=dict)
 
     def run(self, backend: str, dtype: torch.dtype = torch.float64, **more: Any) -> dict[str, Tensor]:
-        """The output and the gradient of every float argument, all in float64."""
+        """The output, the lse where it is wanted, and the gradient of every float argument, all in float64."""
+        upstream = {"output": self.tensors["upstream"], "lse": self.tensors["upstream"][..., 0]}
         inputs = {name: _cast(name, x, dtype) for name, x in self.tensors.items() if name != "upstream"}
         for x in inputs.values():
             if x.is_floating_point():
                 x.requires_grad_()
         function = mgk.mixture_attention if self.function == "mixture" else mgk.shifted_mixture_attention
         out = function(**inputs, **self.options, backend=backend, **more)
+        results = {"output": out} if isinstance(out, Tensor) else dict(zip(("output", "lse"), out, strict=True))
         leaves = {name: x for name, x in inputs.items() if x.requires_grad}
-        grads = torch.autograd.grad(out, list(leaves.values()), self.tensors["upstream"].to(out.dtype))
-        return {"output": out.detach().double()} | {
-            name: grad.double() for name, grad in zip(leaves, grads, strict=True)
-        }
+        upstreams = [upstream[name].to(x.dtype) for name, x in results.items()]
+        grads = torch.autograd.grad(list(results.values()), list(leaves.values()), upstreams)
+        gradients = {name: grad.double() for name, grad in zip(leaves, grads, strict=True)}
+        return {name: x.detach().double() for name, x in results.items()} | gradients
 
 
 def _cast(name: str, x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -55,9 +57,14 @@ def make_case(
     seed: int = 0,
     scale: float = 1.0,
     offset: float = 0.0,
+    group: int = 1,
+    segments: int | None = None,
     **options: Any,
 ) -> Case:
-    """B, H, L, S, D, E, M; priors and variances "head", "component" or "position"; masks "key", "pair" or "float"."""
+    """B, H, L, S, D, E, M; priors and variances "head", "component" or "position"; masks "key", "pair" or "float".
+
+    ``group`` query heads read each of the H key heads; ``segments`` is the number of different segment ids.
+    """
     batch, heads, num_queries, num_keys, dim, width, mixtures = sizes
     generator = torch.Generator().manual_seed(seed)
 
@@ -70,9 +77,9 @@ def make_case(
         "position": (batch, heads, mixtures, num_keys),
     }
     tensors = {
-        "query": normal(batch, heads, num_queries, dim) * scale + offset,
+        "query": normal(batch, heads * group, num_queries, dim) * scale + offset,
         "value": normal(batch, heads, num_keys, width),
-        "upstream": normal(batch, heads, num_queries, width),
+        "upstream": normal(batch, heads * group, num_queries, width),
     }
     if function == "mixture":
         tensors["keys"] = normal(batch, heads, mixtures, num_keys, dim) * scale + offset
@@ -91,17 +98,24 @@ def make_case(
         tensors["attn_mask"] = torch.rand(batch, 1, num_queries, num_keys, generator=generator) > 0.5
     elif mask == "float":
         tensors["attn_mask"] = normal(num_queries, num_keys)
+    if segments is not None:
+        ids = torch.randint(segments, (batch, -(-num_keys // 3)), generator=generator)
+        tensors["segment_ids"] = ids.repeat_interleave(3, 1)[:, :num_keys]
     return Case(function, tensors, options)
 
 
 def largest_errors(result: dict[str, Tensor], truth: dict[str, Tensor]) -> dict[str, float]:
     """For each tensor the largest error, relative to max(1, the largest element)."""
     return {
-        name: ((result[name] - expected).abs().max() / max(1.0, expected.abs().max())).item()
-        if expected.numel()
-        else 0.0
+        name: _largest_error(result[name], expected) if expected.numel() else 0.0
         for name, expected in truth.items()
     }
+
+
+def _largest_error(result: Tensor, truth: Tensor) -> float:
+    """Equal infinities, as those of an lse, are no error."""
+    difference = torch.where(result == truth, 0.0, result - truth).abs().max()
+    return (difference / truth.nan_to_num(0.0, 0.0, 0.0).abs().max().clamp_min(1.0)).item()
 
 
 def inputs_of(case: Case) -> AttentionInputs:

@@ -83,7 +83,9 @@ def m_step(gamma, query, query_mask):
         counts[b, h, r, j] = sum(gamma[b, h, i, r, j] for i in real)
         if counts[b, h, r, j] > 0:
             means[b, h, r, j] = sum(gamma[b, h, i, r, j] * query[b, h, i] for i in real) / counts[b, h, r, j]
-            squares = sum(gamma[b, h, i, r, j] * np.sum((query[b, h, i] - means[b, h, r, j]) ** 2) for i in real)
+            squares = sum(
+                gamma[b, h, i, r, j] * np.sum((query[b, h, i] - means[b, h, r, j]) ** 2) for i in real
+            )
             variances[b, h, r, j] = max(1e-6, squares / (dim * counts[b, h, r, j]))
     with np.errstate(invalid="ignore"):
         priors = counts / counts.sum(2, keepdims=True)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from mgk._util.files import atomic_folder
+from mgk._util.files import atomic_folder, write_sealed
 from mgk.training import checkpoints
 
 
@@ -35,7 +35,10 @@ def flip(path):
 @pytest.mark.parametrize(
     ("spoil", "what"),
     [
-        (lambda path: flip(path / "optimizer.safetensors"), "the content of optimizer.safetensors has changed"),
+        (
+            lambda path: flip(path / "optimizer.safetensors"),
+            "optimizer.safetensors has changed: its SHA-256 differs",
+        ),
         (
             lambda path: (path / "optimizer.safetensors").write_bytes(b""),
             "optimizer.safetensors has 0 bytes instead of 14",
@@ -44,7 +47,20 @@ def flip(path):
         (lambda path: (path / "manifest.json").unlink(), "manifest.json is missing"),
         (lambda path: (path / "manifest.json").write_text("{"), "manifest.json cannot be read"),
         (lambda path: (path / "manifest.json").write_text("[]"), "manifest.json cannot be read"),
-        (lambda path: (path / "manifest.json").write_text(json.dumps({"files": {"x": 1}})), "x is missing"),
+        (lambda path: (path / "manifest.json").write_text("[" * 100_000), "nested too deeply"),
+        (
+            lambda path: (path / "manifest.json").write_text(json.dumps({"files": {"x": 1}})),
+            "it has no checksum",
+        ),
+        (lambda path: flip(path / "manifest.json"), "manifest.json cannot be read"),
+        (
+            lambda path: write_sealed(path / "manifest.json", {"format": 2, "files": {"x": 1}}),
+            "it does not list its files",
+        ),
+        (
+            lambda path: write_sealed(path / "manifest.json", {"format": 1, "files": {}}),
+            "is of format 1, not 2",
+        ),
     ],
 )
 def test_corruption_is_found_and_the_one_before_is_taken(tmp_path, spoil, what):

@@ -21,7 +21,15 @@ from mgk.training.recipe import write_recipe
 
 
 def torchrun(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *arguments]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        *arguments,
+    ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
 
@@ -38,7 +46,9 @@ def test_two_ranks_give_the_losses_of_one_process(tmp_path):
     )
     train(recipe, tmp_path / "one")
     write_recipe(recipe, tmp_path / "recipe.yaml")
-    result = torchrun("-m", "mgk", "train", "--recipe", str(tmp_path / "recipe.yaml"), "--out", str(tmp_path / "two"))
+    result = torchrun(
+        "-m", "mgk", "train", "--recipe", str(tmp_path / "recipe.yaml"), "--out", str(tmp_path / "two")
+    )
     assert result.returncode == 0, result.stderr
     one, two = trajectory(tmp_path / "one"), trajectory(tmp_path / "two")
     for line, other in zip(one, two, strict=True):
@@ -84,6 +94,16 @@ def test_a_rank_that_fails_alone_ends_all_with_its_sentence(tmp_path):
     assert "this is a bug" not in result.stderr
     assert "terminate called" not in result.stderr
     assert (tmp_path / "run" / "checkpoints" / "step-2").is_dir()
+
+
+def test_the_others_report_that_the_first_rank_was_killed(tmp_path, monkeypatch):
+    monkeypatch.setenv("KILLED_RANK", "0")
+    write_recipe(tiny(training__max_steps=2000), tmp_path / "recipe.yaml")
+    arguments = ("train", "--recipe", str(tmp_path / "recipe.yaml"), "--out", str(tmp_path / "run"))
+    result = torchrun(str(Path(failing_rank.__file__)), *arguments)
+    assert result.returncode != 0
+    assert "run: another process has failed; the last good checkpoint is" in result.stderr
+    assert "this is a bug" not in result.stderr
 
 
 @pytest.mark.parametrize("kind", ["plain", "sharded"])

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mgk.training.recipe import (
+    FORMAT,
     PRESETS,
     TASKS,
     ModelSection,
@@ -41,7 +42,11 @@ def test_paper_is_what_the_paper_says(task):
     if task == "wikitext-103":
         assert sizes == (16, 128, 2_048, 16)
         assert (training.learning_rate, model.attention_probs_dropout_prob) == (2.5e-4, 0.0)
-        assert (recipe.evaluation.window, recipe.evaluation.stride, recipe.evaluation.max_tokens) == (256, 1, None)
+        assert (recipe.evaluation.window, recipe.evaluation.stride, recipe.evaluation.max_tokens) == (
+            256,
+            1,
+            None,
+        )
         assert model.adaptive_cutoffs == [20_000, 40_000, 200_000]
     else:
         assert sizes == (2, 64, 128, 32)
@@ -51,21 +56,41 @@ def test_paper_is_what_the_paper_says(task):
 
 def test_wikitext_2_has_the_model_of_wikitext_103():
     small, large = load_recipe("wikitext-2", "paper"), load_recipe("wikitext-103", "paper")
-    assert [path for path in differences(small, large) if path.startswith("model")] == ["model.adaptive_cutoffs"]
+    assert [path for path in differences(small, large) if path.startswith("model")] == [
+        "model.adaptive_cutoffs"
+    ]
 
 
 @pytest.mark.parametrize("task", TASKS)
 def test_other_presets_are_smaller_and_smoke_needs_no_data(task):
-    paper, laptop, smoke = (load_recipe(task, preset) for preset in PRESETS)
-    assert smoke.training.max_steps < laptop.training.max_steps <= paper.training.max_steps
+    paper, workstation, laptop, smoke = (load_recipe(task, preset) for preset in PRESETS)
+    steps = [recipe.training.max_steps for recipe in (smoke, laptop, workstation, paper)]
+    assert steps == sorted(steps)
     assert smoke.data.name == f"synthetic-{task}"
-    assert (paper.model.head_dim, paper.model.hidden_size) == (laptop.model.head_dim, laptop.model.hidden_size)
+    assert paper.model.head_dim == workstation.model.head_dim == laptop.model.head_dim
+
+
+@pytest.mark.parametrize("task", [task for task in TASKS if task != "bytes"])
+@pytest.mark.parametrize("preset", ["paper", "laptop", "smoke"])
+def test_presets_with_committed_results_name_the_start_that_they_were_measured_from(task, preset):
+    assert load_recipe(task, preset).model.init == "paper"
+
+
+def test_a_recipe_of_format_1_had_the_start_of_the_paper(tmp_path):
+    recipe = load_recipe("listops", "smoke")
+    text = recipe.to_yaml().replace(f"format: {FORMAT}", "format: 1").replace("  init: paper\n", "")
+    assert "init" not in text
+    (tmp_path / "recipe.yaml").write_text(text)
+    assert read_recipe(tmp_path / "recipe.yaml") == recipe
+    (tmp_path / "recipe.yaml").write_text(text.replace("format: 1", f"format: {FORMAT}"))
+    assert read_recipe(tmp_path / "recipe.yaml").model.init is None
 
 
 def test_the_recipe_has_all_fields_of_the_configuration():
     from mgk.models import MgkConfig
 
     fields = {name for name, kind in MgkConfig.__annotations__.items() if "ClassVar" not in str(kind)}
+    fields.remove("training")  # of the model card
     assert set(ModelSection.model_fields) == fields | {"num_labels"}
 
 
@@ -85,7 +110,12 @@ def test_overrides_reach_any_field():
 
 
 def test_values_of_assignments_are_yaml():
-    assert parse_overrides(["a.b=1", "c=[1, 2]", "d=x=y", "e=null"]) == {"a.b": 1, "c": [1, 2], "d": "x=y", "e": None}
+    assert parse_overrides(["a.b=1", "c=[1, 2]", "d=x=y", "e=null"]) == {
+        "a.b": 1,
+        "c": [1, 2],
+        "d": "x=y",
+        "e": None,
+    }
 
 
 @pytest.mark.parametrize("text", ["abc", "=1", "a=[1"])
@@ -151,7 +181,7 @@ def test_a_recipe_reads_back_as_it_was_written(tmp_path_factory, task, preset, h
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("format: 2\n", "a recipe of format 2, from a newer mgk; this one reads format 1"),
+        ("format: 9\n", f"a recipe of format 9, from a newer mgk; this one reads format {FORMAT}"),
         ("task: text\n", "this is not a recipe: it has no 'format'"),
         ("- 1\n", "this is not a recipe"),
         ("a: [1\nb: 2\n", "line 2: this is not YAML"),
@@ -176,3 +206,38 @@ def test_recipes_need_no_torch():
         "mgk.training.recipe.load_recipe('text'); print({'torch', 'numpy', 'transformers'} & set(sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("[" * 100_000, "it is nested too deeply"),
+        ("{a: " * 100_000, "it is nested too deeply"),
+        ("format: 1\ntask: listops\ntask: text\n", "line 3: this is not YAML (the key 'task' occurs twice)"),
+        ("format: 1\ntraining: {max_steps: 1, max_steps: 2}\n", "the key 'max_steps' occurs twice"),
+    ],
+    ids=["list", "mapping", "twice", "twice inside"],
+)
+def test_hostile_yaml_is_one_sentence(tmp_path, text, reason):
+    (tmp_path / "recipe.yaml").write_text(text)
+    with pytest.raises(RecipeError) as error:
+        read_recipe(tmp_path / "recipe.yaml")
+    assert reason in str(error.value)
+    with pytest.raises(RecipeError, match="is not YAML"):
+        parse_overrides([f"model={text}"])
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("training.learning_rate", float("inf")),
+        ("training.learning_rate", float("nan")),
+        ("training.weight_decay", float("inf")),
+        ("training.threads", 99_999_999),
+        ("training.workers", 99_999_999),
+        ("training.batch_size", 10**12),
+    ],
+)
+def test_absurd_numbers_are_named(path, value):
+    with pytest.raises(RecipeError, match=rf"{path}.*: input should be .*, got "):
+        load_recipe("listops", "smoke", overrides={path: value})

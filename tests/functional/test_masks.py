@@ -1,0 +1,136 @@
+"""Additive masks: only -inf removes a pair, every finite number is finite in every backend; shapes that are refused."""
+
+import numpy as np
+import pytest
+import torch
+
+import mgk
+from support.cases import BACKENDS, FUNCTIONS, largest_errors, make_case
+
+LOWEST = torch.finfo(torch.float32).min
+NUM_QUERIES, NUM_KEYS = 9, 70
+SIZES = (2, 2, NUM_QUERIES, NUM_KEYS, 4, 4, 2)
+E_STEPS = ("soft", "hard")
+
+
+def lowest_rows(kind: str) -> torch.Tensor:
+    """Masks whose last 30 keys count, of which whole rows, or all but one key, have the lowest number of float32."""
+    mask = torch.full((1, 1, 1 if kind == "key" else NUM_QUERIES, NUM_KEYS), -torch.inf)
+    mask[..., -30:] = LOWEST
+    if kind == "pair":
+        mask[:, :, 1, -3] = 0.0  # one number among the lowest
+        mask[:, :, 2, -3] = LOWEST / 2
+        mask[:, :, 3] = torch.linspace(-1, 1, NUM_KEYS)
+        mask[:, :, 4] = -torch.inf
+        mask[:, :, 5, 0] = -1e30
+    return mask
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kind", ["key", "pair"])
+@pytest.mark.parametrize("e_step", E_STEPS)
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_rows_of_the_lowest_number_weigh_their_keys_alike(function, backend, e_step, kind, dtype):
+    if backend == "sdpa" and e_step == "hard":
+        pytest.skip("soft only")
+    case = make_case(function, sizes=SIZES, prior="component", e_step=e_step)
+    mask = lowest_rows(kind)
+    result = case.run(backend, dtype, attn_mask=mask)
+    truth = case.run("reference", dtype, attn_mask=mask.double())
+    value = case.tensors["value"].to(dtype).double()
+    tolerance = {torch.float64: 1e-9, torch.float32: 1e-5, torch.bfloat16: 2e-2}[dtype]
+    torch.testing.assert_close(
+        result["output"][:, :, 0], value[:, :, -30:].mean(2), atol=tolerance, rtol=tolerance
+    )
+    if kind == "pair":
+        for row in (1, 2):
+            torch.testing.assert_close(
+                result["output"][:, :, row], value[:, :, -3], atol=tolerance, rtol=tolerance
+            )
+        assert not result["output"][:, :, 4].any()
+        torch.testing.assert_close(result["output"][:, :, 5], value[:, :, 0], atol=tolerance, rtol=tolerance)
+    errors = largest_errors(result, truth)
+    assert max(errors.values()) < tolerance, errors
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("number", [torch.finfo(torch.float64).min, -1e300])
+def test_a_finite_number_of_float64_stays_finite_beside_float32(backend, number):
+    case = make_case(sizes=SIZES)
+    mask = torch.full((NUM_QUERIES, NUM_KEYS), number, dtype=torch.float64)
+    out = case.run(backend, torch.float32, attn_mask=mask)["output"]
+    expected = case.tensors["value"].mean(2, keepdim=True).expand_as(out)
+    torch.testing.assert_close(out, expected, atol=1e-5, rtol=0)
+    out = case.run(backend, torch.float64, attn_mask=mask)["output"]
+    torch.testing.assert_close(out, expected, atol=1e-9, rtol=0)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_sum_of_a_large_score_and_a_large_mask_is_finite(backend):
+    """Scores of -1e33 and the lowest number: each is finite, so the keys take part."""
+    query = torch.full((1, 1, 3, 1), 5e16)
+    keys = torch.full((1, 1, 2, 70, 1), -5e16)
+    value = torch.randn(1, 1, 70, 2)
+    for mask in (torch.full((3, 70), LOWEST), torch.full((1, 70), LOWEST)):
+        out = mgk.mixture_attention(query, keys, value, attn_mask=mask, backend=backend)
+        torch.testing.assert_close(out, value.mean(2, keepdim=True).expand_as(out), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize("e_step", E_STEPS)
+def test_decoding_takes_the_lowest_number_as_a_number(function, e_step):
+    case = make_case(function, sizes=(1, 2, 1, 2000, 8, 8, 2), e_step=e_step)
+    inputs = {name: x.float() for name, x in case.tensors.items() if name != "upstream"}
+    attend = mgk.mixture_attention if function == "mixture" else mgk.shifted_mixture_attention
+    mask = torch.full((1, 2000), LOWEST)
+    for kept in (None, 1234):
+        if kept is not None:
+            mask[:, kept] = 3.0
+        for backend in BACKENDS:
+            if backend == "sdpa" and e_step == "hard":
+                continue
+            out = attend(**inputs, attn_mask=mask, e_step=e_step, backend=backend)
+            value = inputs["value"] if kept is None else inputs["value"][:, :, kept : kept + 1]
+            torch.testing.assert_close(out, value.mean(2, keepdim=True), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("backend", [name for name in BACKENDS if name != "reference"])
+def test_half_precision_priors_and_masks_are_added_in_float32(backend):
+    case = make_case(sizes=(1, 2, 40, 60, 8, 8, 2), prior="position")
+    tensors = {name: x.bfloat16() for name, x in case.tensors.items() if name != "upstream"}
+    mask = (torch.randn(1, 1, 1, 60) * 20).bfloat16()
+    out = mgk.mixture_attention(**tensors, attn_mask=mask, backend=backend)
+    exact = mgk.mixture_attention(
+        **{name: x.double() for name, x in tensors.items()}, attn_mask=mask.double(), backend="reference"
+    )
+    assert (out.double() - exact).abs().max() < 2**-8 * exact.abs().max()
+
+
+@pytest.mark.parametrize("function", ["attention", "shifted", "weights", "responsibilities", "m_step"])
+def test_a_mask_of_three_dimensions_is_refused_unless_the_first_is_one(function):
+    query, keys, value = torch.randn(3, 3, 4, 2), torch.randn(3, 3, 2, 5, 2), torch.randn(3, 3, 5, 2)
+    call = {
+        "attention": lambda mask: mgk.mixture_attention(query, keys, value, attn_mask=mask),
+        "shifted": lambda mask: mgk.shifted_mixture_attention(
+            query, keys[:, :, 0], torch.randn(3, 2, 2), value, attn_mask=mask
+        ),
+        "weights": lambda mask: mgk.mixture_weights(query, keys, attn_mask=mask),
+        "responsibilities": lambda mask: mgk.responsibilities(query, keys, attn_mask=mask),
+        "m_step": lambda mask: mgk.m_step(query, keys, attn_mask=mask),
+    }[function]
+    with pytest.raises(ValueError, match=r"attn_mask must have shape \(L, S\) or .* got .*\(3, 4, 5\)"):
+        call(torch.ones(3, 4, 5, dtype=torch.bool))
+    call(torch.ones(1, 4, 5, dtype=torch.bool))
+    with pytest.raises(ValueError, match=r"attn_mask must be broadcastable .* got shape \(4, 6\)"):
+        call(torch.ones(4, 6, dtype=torch.bool))
+
+
+def test_weights_and_responsibilities_of_the_lowest_number():
+    query, keys = torch.randn(1, 1, 3, 2), torch.randn(1, 1, 2, 5, 2)
+    mask = torch.full((3, 5), LOWEST)
+    mask[:, 4] = -torch.inf
+    weights = mgk.mixture_weights(query, keys, attn_mask=mask)
+    np.testing.assert_allclose(weights[0, 0], [[0.25] * 4 + [0.0]] * 3, atol=1e-6)
+    gamma = mgk.responsibilities(query, keys, attn_mask=mask)
+    assert not gamma[..., 4].any()
