@@ -87,7 +87,9 @@ config = MgkConfig(
     label2id={label: number for number, label in enumerate(labels)},
 )
 model = MgkForSequenceClassification(config)
-print(f"{config.attention}, {config.num_attention_heads} heads: {model.num_parameters():,} parameters", flush=True)
+print(
+    f"{config.attention}, {config.num_attention_heads} heads: {model.num_parameters():,} parameters", flush=True
+)
 
 
 # %% 3. Training, by Hugging Face's Trainer.

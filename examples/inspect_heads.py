@@ -19,9 +19,11 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from mgk.analysis.attention_maps import attention_maps, attention_spread, draw_grid
 from mgk.analysis.attention_rank import rank_distributions
+from mgk.analysis.explorer import ModelInput, explore
 from mgk.analysis.mixture_usage import mixture_usage
 from mgk.analysis.redundancy import redundancy
-from mgk.data import Collator, EpochBatches, load
+from mgk.data import Collator, EpochBatches, listops_tokenizer, load
+from mgk.experiments.render.explorer_page import explorer_page
 from mgk.models import MgkConfig, MgkForSequenceClassification
 
 parser = argparse.ArgumentParser(description="Inspect the heads of a model.")
@@ -71,7 +73,7 @@ if options.model:
     models = {saved.config.attention: saved}
     examples = [{"input_ids": tokenizer(text, return_tensors="pt")["input_ids"][0]} for text in options.text]
 else:
-    models = {"softmax": trained("softmax", 4), "mgk": trained("mgk", 2)}
+    models, tokenizer = {"softmax": trained("softmax", 4), "mgk": trained("mgk", 2)}, listops_tokenizer()
     test = load("synthetic-listops", "test", folder=folder / "data")
     examples = sorted((test[place] for place in range(16)), key=lambda example: -len(example["input_ids"]))
 
@@ -95,15 +97,28 @@ for name, model in models.items():
 print("\nSimilarity of the heads, means over pairs:")
 for name, model in models.items():
     similarity = redundancy(model, examples)
-    for where, value in (("one layer", similarity.within_layers), ("different layers", similarity.across_layers)):
+    for where, value in (
+        ("one layer", similarity.within_layers),
+        ("different layers", similarity.across_layers),
+    ):
         print(f"  {name}, of {where}: {'there is no pair' if value is None else f'{value:.2f}'}")
 
 # %% 5. Components of a key: the share of the attention through each, and their distance in standard deviations.
 print("\nUse of the components of a key:")
 for name, model in models.items():
     for usage in mixture_usage(model, examples) if name not in ("softmax", "linear") else []:
-        for head, (share, apart) in enumerate(zip(usage.share.tolist(), usage.distance.amax((1, 2)), strict=True)):
+        for head, (share, apart) in enumerate(
+            zip(usage.share.tolist(), usage.distance.amax((1, 2)), strict=True)
+        ):
             shares = " and ".join(f"{part:.0%}" for part in share)
-            print(f"  {name}, layer {usage.layer + 1}, head {head + 1}: {shares} of the attention, {apart:.1f} apart")
+            print(
+                f"  {name}, layer {usage.layer + 1}, head {head + 1}: {shares} of the attention, {apart:.1f} apart"
+            )
 
-print(f"\nimages: {', '.join(str(folder / f'{name}.png') for name in models)}")
+# %% 6. A page for the browser, both models on the first example: the same by mgk explore RUN --compare OTHER.
+ids = examples[0]["input_ids"]
+read = ModelInput({"input_ids": ids}, tuple(tokenizer.convert_ids_to_tokens(ids.tolist())))
+page = folder / "explore.html"
+page.write_text(explorer_page([explore(model, read, name=name) for name, model in models.items()]))
+print(f"\npage: {page}")
+print(f"images: {', '.join(str(folder / f'{name}.png') for name in models)}")

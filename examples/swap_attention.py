@@ -84,7 +84,10 @@ class Mixture(nn.Module):
     def forward(self, x: Tensor, key: Tensor, value: Tensor, *, is_causal: bool = False, **given: Any) -> Any:
         """The output and None for the weights; PyTorch's masks are True for tokens that do *not* take part."""
         padding, mask = given.get("key_padding_mask"), given.get("attn_mask")
-        masks = {"key_mask": None if padding is None else padding == 0, "attn_mask": None if is_causal else mask}
+        masks = {
+            "key_mask": None if padding is None else padding == 0,
+            "attn_mask": None if is_causal else mask,
+        }
         return self.attention(x, context=None if key is x else key, is_causal=is_causal, **masks), None
 
 
@@ -96,7 +99,9 @@ report(f"mgk, {HEADS // 2} heads, trained on")
 
 
 # %% 3. A Hugging Face model keeps all of its weights; only the shifts of smgk, k_jr = k_j + b_r, are new.
-def attend(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **given: Any) -> tuple[Tensor, None]:
+def attend(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **given: Any
+) -> tuple[Tensor, None]:
     """Eq. 9 with the prior exp(|k_j|^2 / 2 sigma^2), which cancels the keys' norms: Eq. 1 where the shifts are 0."""
     prior = key.square().sum(-1).unsqueeze(2) / (2 * math.sqrt(key.shape[-1]))  # (B, H, 1, S)
     masks = {"attn_mask": mask, "is_causal": mask is None and module.is_causal, "dropout_p": given["dropout"]}
@@ -105,9 +110,14 @@ def attend(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **
 
 AttentionInterface.register("smgk", attend)
 AttentionMaskInterface.register("smgk", sdpa_mask)  # True takes part, as in mgk
-small = BertConfig(hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=128, vocab_size=1000)
+small = BertConfig(
+    hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=128, vocab_size=1000
+)
 bert = (BertModel.from_pretrained(options.bert) if options.bert else BertModel(small)).eval()
-inputs = {"input_ids": torch.randint(1, 1000, (2, 20)), "attention_mask": (torch.arange(20) < 15).long().expand(2, 20)}
+inputs = {
+    "input_ids": torch.randint(1, 1000, (2, 20)),
+    "attention_mask": (torch.arange(20) < 15).long().expand(2, 20),
+}
 before, kept = bert(**inputs).last_hidden_state, bert.num_parameters()
 for layer in bert.encoder.layer:
     old = layer.attention.self
@@ -115,4 +125,6 @@ for layer in bert.encoder.layer:
 bert.set_attn_implementation("smgk")
 after = bert(**inputs).last_hidden_state
 print(f"BERT: {kept:,} parameters kept, {bert.num_parameters() - kept:,} added, output {tuple(after.shape)}")
-print(f"BERT: the output changed by at most {(after - before).abs().max():.0e}; train all weights and shifts as before")
+print(
+    f"BERT: the output changed by at most {(after - before).abs().max():.0e}; train all weights and shifts as before"
+)
