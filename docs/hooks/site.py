@@ -104,7 +104,9 @@ def _command(command: Any, name: str, level: int) -> Iterator[str]:
     yield f"```text\n{command.get_usage(context).removeprefix('Usage: ')}\n```"
     rows = [record for parameter in command.params if (record := parameter.get_help_record(context))]
     if rows:
-        yield "\n".join(["| option | meaning |", "| --- | --- |", *(f"| `{a}` | {_cell(b)} |" for a, b in rows)])
+        yield "\n".join(
+            ["| option | meaning |", "| --- | --- |", *(f"| `{a}` | {_cell(b)} |" for a, b in rows)]
+        )
     for sub, part in getattr(command, "commands", {}).items():
         yield from _command(part, f"{name} {sub}", min(level + 1, 3))
 
