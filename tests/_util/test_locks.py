@@ -12,15 +12,15 @@ import pytest
 from mgk._util.errors import UserError
 from mgk._util.files import folder_lock
 
-HOLD = """
+HOLD = r"""
 import os, sys, time
 from pathlib import Path
 from mgk._util.files import folder_lock
 with folder_lock(Path(sys.argv[1])):
     if sys.argv[2] == "fork" and os.fork() == 0:
-        print("child", flush=True)
+        os.write(1, b"child\n")  # print() would write the line and its end apart where Python's output is unbuffered
         time.sleep(60)
-    print("held", flush=True)
+    os.write(1, b"held\n")
     time.sleep(60)
 """
 
@@ -30,11 +30,9 @@ def test_it_names_its_holder_and_dies_with_it(tmp_path: Path, kind: str) -> None
     command = [sys.executable, "-c", HOLD, str(tmp_path), kind]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
         assert process.stdout is not None
-        lines = (
-            {"held\n"} if kind == "alone" else {"held\n", "child\n"}
-        )  # a child has let go of the lock by then
-        while lines:
-            lines.discard(process.stdout.readline())
+        wanted_lines = ["held\n"] if kind == "alone" else ["child\n", "held\n"]
+        # A child that has written its line has let go of the lock.
+        assert sorted(process.stdout.readline() for _ in wanted_lines) == wanted_lines
         wanted = (
             f"process {process.pid} on {socket.gethostname()} is at work in this folder: wait until it ends"
         )
