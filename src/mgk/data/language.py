@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, TypedDict, Unpack
 
 import numpy as np
 import torch
@@ -74,32 +74,27 @@ def windows(tokens: Tokens, window: int, first: int, count: int, *, stride: int 
     return torch.from_numpy(inputs), torch.from_numpy(targets)
 
 
+class WindowOptions(TypedDict, total=False):
+    """Options of :func:`block_losses`."""
+
+    window: int
+    stride: int
+    batch_size: int
+    rank: int
+    world_size: int
+    on_step: Callable[[int, int], None]
+
+
 def sliding_window_loss(
     loss: Callable[[Tensor, Tensor], Tensor],
     tokens: Tokens,
-    *,
-    window: int = 256,
-    stride: int = 1,
-    batch_size: int = 64,
-    rank: int = 0,
-    world_size: int = 1,
-    on_step: Callable[[int, int], None] = lambda done, total: None,
+    **options: Unpack[WindowOptions],
 ) -> tuple[float, int]:
     """The summed negative log-likelihood of all tokens but the first, and their number.
 
     Perplexity: exp(sum / count). See :func:`block_losses`.
     """
-    ((sum_, count),) = block_losses(
-        loss,
-        tokens,
-        blocks=1,
-        window=window,
-        stride=stride,
-        batch_size=batch_size,
-        rank=rank,
-        world_size=world_size,
-        on_step=on_step,
-    ).tolist()
+    ((sum_, count),) = block_losses(loss, tokens, blocks=1, **options).tolist()
     return sum_, int(count)
 
 

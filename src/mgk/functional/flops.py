@@ -36,32 +36,17 @@ def backward_flops(
     return 2 * _pairs(query, keys) * (3 * keys[2] * keys[4] + 2 * value[-1])
 
 
-def decode_flops(
-    query: Shape,
-    keys: Shape,
-    shifts: Shape | None,
-    value: Shape,
-    *others: Any,
-    out_shape: Any = None,
-    **options: Any,
-) -> int:
+def decode_flops(query: Shape, keys: Shape, shifts: Shape | None, *others: Any, **options: Any) -> int:
     """2 B H S (M D + E)."""
+    value = others[0]
     components = keys[2] if shifts is None else shifts[1]
     return 2 * _pairs(query, keys) * (components * keys[4] + value[-1])
 
 
-def mixture_flops(
-    query: Shape,
-    keys: Shape,
-    shifts: Shape | None,
-    value: Shape,
-    *others: Any,
-    out_shape: Any = None,
-    **options: Any,
-) -> int:
+def mixture_flops(query: Shape, keys: Shape, shifts: Shape | None, *others: Any, **options: Any) -> int:
     """2 B H L S (M D + E), with shifts 2 B H L S (D + E) and the products of queries and keys with them."""
     along = 0 if shifts is None else 2 * (_rows(query) + _rows(keys)) * shifts[1] * shifts[2]
-    return 2 * _pairs(query, keys) * (keys[2] * keys[4] + value[-1]) + along
+    return forward_flops(query, keys, None, None, shifts, *others) + along
 
 
 def mixture_backward_flops(

@@ -226,13 +226,11 @@ class _TokenHead(MgkPreTrainedModel):
         return self.get_submodule(self.head_name)(self.dropout(hidden)), encoded
 
 
-class MgkForTokenClassification(_TokenHead):
-    """Classify every token."""
+class _TokenLabels(_TokenHead):
+    """A class for every token; ``num_classes`` names the option that has their number."""
 
-    head_name = "classifier"
-
-    def __init__(self, config: MgkConfig) -> None:
-        super().__init__(config, config.num_labels)
+    num_classes: ClassVar[str]
+    output: ClassVar[type[TokenClassifierOutput | MaskedLMOutput]]
 
     @can_return_tuple
     def forward(
@@ -244,8 +242,8 @@ class MgkForTokenClassification(_TokenHead):
         inputs_embeds: Tensor | None = None,
         num_items_in_batch: NumItems = None,
         **options: Unpack[OutputOptions],
-    ) -> TokenClassifierOutput:
-        """Logits (B, L, num_labels), and the loss where there are ``labels`` (B, L); -100 is ignored.
+    ) -> TokenClassifierOutput | MaskedLMOutput:
+        """Logits (B, L, classes), and the loss where there are ``labels`` (B, L); -100 is ignored.
 
         The rest is as in :meth:`MgkForSequenceClassification.forward`.
         """
@@ -254,22 +252,33 @@ class MgkForTokenClassification(_TokenHead):
         loss = None
         if labels is not None:
             check_shape("labels", labels, logits)
-            loss = class_loss(logits.flatten(0, 1), labels.flatten(), num_items_in_batch, "num_labels")
-        return TokenClassifierOutput(loss=loss, logits=logits, **_states(encoded))
+            flat = logits.flatten(0, 1), labels.flatten()
+            loss = class_loss(*flat, num_items_in_batch, self.num_classes)
+        return self.output(loss=loss, logits=logits, **_states(encoded))
 
 
-class MgkForMaskedLM(_TokenHead):
+class MgkForTokenClassification(_TokenLabels):
+    """Classify every token."""
+
+    head_name = "classifier"
+    num_classes = "num_labels"
+    output = TokenClassifierOutput
+
+    def __init__(self, config: MgkConfig) -> None:
+        super().__init__(config, config.num_labels)
+
+
+class MgkForMaskedLM(_TokenLabels):
     """Predict masked tokens, by the token vectors where ``config.tie_word_embeddings``."""
 
     head_name = "lm_head"
+    num_classes = "vocab_size"
+    output = MaskedLMOutput
     _tied_weights_keys: ClassVar[dict[str, str]] = {"lm_head.weight": "model.embeddings.tokens.weight"}
 
     def __init__(self, config: MgkConfig) -> None:
-        for name, is_wrong in (
-            ("is_decoder", config.is_decoder),
-            ("adaptive_cutoffs", config.adaptive_cutoffs),
-        ):
-            if is_wrong:
+        for name in ("is_decoder", "adaptive_cutoffs"):
+            if getattr(config, name):
                 raise ValueError(f"{name} must not be set for MgkForMaskedLM: MgkForCausalLM has it")
         super().__init__(config, config.vocab_size, bias=False)
 
@@ -280,30 +289,6 @@ class MgkForMaskedLM(_TokenHead):
     def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
         """Replace the linear map to logits."""
         self.lm_head = new_embeddings
-
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        labels: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        num_items_in_batch: NumItems = None,
-        **options: Unpack[OutputOptions],
-    ) -> MaskedLMOutput:
-        """Logits (B, L, vocab_size), and the loss where there are ``labels``.
-
-        ``labels`` (B, L) are the tokens that were masked, and -100 elsewhere. The rest is
-        as in :meth:`MgkForSequenceClassification.forward`.
-        """
-        given = {"position_ids": position_ids, "inputs_embeds": inputs_embeds, **options}
-        logits, encoded = self._encode(input_ids, attention_mask, **given)
-        loss = None
-        if labels is not None:
-            check_shape("labels", labels, logits)
-            loss = class_loss(logits.flatten(0, 1), labels.flatten(), num_items_in_batch, "vocab_size")
-        return MaskedLMOutput(loss=loss, logits=logits, **_states(encoded))
 
 
 class MgkForQuestionAnswering(_TokenHead):

@@ -1,15 +1,29 @@
 """Mixture attention for code that is written for ``torch.nn.MultiheadAttention``."""
 
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
 
-from mgk import variants
 from mgk.functional import masks, validation
 from mgk.functional.linear.feature_maps import FeatureMap
 from mgk.nn.attention import MixtureAttention
-from mgk.variants import EStep, Variant
+from mgk.variants import EStep, Kernel, Variant
+
+
+class MixtureOptions(TypedDict, total=False):
+    """Options of :class:`MixtureAttention` that ``nn.MultiheadAttention`` does not have."""
+
+    variant: Variant
+    head_dim: int | None
+    num_mixtures: int
+    kernel: Kernel
+    e_step: EStep
+    prior: str | nn.Module
+    variance: str | nn.Module
+    feature_map: FeatureMap
+    init: str | float
+    backend: str
 
 
 class _NoFastPath:
@@ -41,14 +55,7 @@ class MultiheadMixtureAttention(nn.Module):
         batch_first: Whether tensors are (B, L, embed_dim), not (L, B, embed_dim).
         device: Of the parameters.
         dtype: Of the parameters.
-        variant: These and the rest are options of :class:`MixtureAttention`.
-        head_dim: D; None: embed_dim / num_heads.
-        num_mixtures: M.
-        e_step: "soft" or "hard".
-        prior: "learned", "em", "uniform", or a module.
-        variance: "constant", "learned", "em", or a module.
-        feature_map: Of the linear variants.
-        backend: "auto" or one of ``mgk.available_backends()``.
+        options: Of :class:`MixtureAttention`: those of :class:`MixtureOptions`.
     """
 
     # what nn.TransformerEncoder asks before it takes its fused path, which would bypass this module
@@ -68,17 +75,11 @@ class MultiheadMixtureAttention(nn.Module):
         batch_first: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
-        *,
-        variant: Variant = variants.DEFAULT_VARIANT,
-        head_dim: int | None = None,
-        num_mixtures: int = variants.DEFAULT_NUM_MIXTURES,
-        e_step: EStep = variants.DEFAULT_E_STEP,
-        prior: str | nn.Module = variants.DEFAULT_PRIOR,
-        variance: str | nn.Module = variants.DEFAULT_VARIANCE,
-        feature_map: FeatureMap = variants.DEFAULT_FEATURE_MAP,
-        backend: str = "auto",
+        **options: Unpack[MixtureOptions],
     ) -> None:
         super().__init__()
+        for name in options.keys() - MixtureOptions.__annotations__.keys():
+            raise TypeError(f"{name} is no option of MultiheadMixtureAttention")
         flags = {"add_bias_kv": add_bias_kv, "add_zero_attn": add_zero_attn, "batch_first": batch_first}
         for name, value in flags.items():
             validation.flag(name, value)
@@ -87,20 +88,7 @@ class MultiheadMixtureAttention(nn.Module):
         self.vdim = embed_dim if vdim is None else vdim
         validation.positive_ints(kdim=self.kdim, vdim=self.vdim)
         self.batch_first, self.add_zero_attn = batch_first, add_zero_attn
-        self.attention = MixtureAttention(
-            embed_dim,
-            num_heads,
-            variant=variant,
-            head_dim=head_dim,
-            num_mixtures=num_mixtures,
-            e_step=e_step,
-            prior=prior,
-            variance=variance,
-            feature_map=feature_map,
-            dropout=dropout,
-            bias=bias,
-            backend=backend,
-        )
+        self.attention = MixtureAttention(embed_dim, num_heads, dropout=dropout, bias=bias, **options)
         inner = self.attention
         self.head_dim = inner.head_dim
         if self.kdim != embed_dim:
