@@ -85,10 +85,15 @@ def test_every_task_trains_measures_and_saves(tmp_path, task):
     assert "synthetic sample" in card
     assert "| licence of the data | generated here |" in card
     assert re.search(
-        r"test_accuracy \| .*% \(95% CI .*% to .*%, of one seed, 9 examples\)|_perplexity \| .*window", card
+        r"test_accuracy \| .*% \(95% CI .*% to .*%, one seed, 9 examples\)"
+        r"|_perplexity \| .* \(95% CI .* to .* one seed; window",
+        card,
     )
     (tmp_path / "recipe.yaml").write_text(re.search(r"```yaml\n(.*?)```", card, re.DOTALL)[1])
     assert read_recipe(tmp_path / "recipe.yaml") == recipe
+    trial = {"format": 2, "recipe": recipe.model_dump(mode="json")}
+    (tmp_path / "trial.json").write_text(json.dumps(trial))
+    assert read_recipe(tmp_path / "trial.json") == recipe
     names = {path.name for path in (tmp_path / "run").iterdir()}
     assert {"metrics.jsonl", "tensorboard", "checkpoints", "model", "summary.json"} <= names
     assert {path.name for path in (tmp_path / "run" / "checkpoints").iterdir()} == {"step-4", "step-6"}

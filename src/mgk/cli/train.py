@@ -43,7 +43,7 @@ _OPTIONS = {
 def train(
     task: Annotated[
         str | None,
-        Argument(help="listops, text, retrieval, image, pathfinder, wikitext-2 or wikitext-103."),
+        Argument(help="listops, text, retrieval, image, pathfinder, wikitext-2, wikitext-103 or bytes."),
     ] = None,
     preset: Annotated[
         str,
@@ -56,7 +56,10 @@ def train(
         Option(metavar="RUN", help="The run's folder.", show_default="runs/TASK-PRESET-ATTENTION-HEADSh-SEED"),
     ] = None,
     recipe: Annotated[
-        Path | None, Option(metavar="FILE", help="A recipe in place of TASK and preset: RUN/recipe.yaml.")
+        Path | None,
+        Option(
+            metavar="FILE", help="In place of TASK and preset: RUN/recipe.yaml, or a file of results/trials."
+        ),
     ] = None,
     set_: Annotated[
         list[str] | None,

@@ -138,7 +138,8 @@ def _grow(seed: int, shape: Shape, number: int) -> list[_Level]:
         bits = Stream(seed, number, depth).bits(len(tree))
         is_operator = (bits & np.uint64(0xFFFF)) < 0x4000
         is_operator &= (depth < shape.max_depth) & (alive[tree] < shape.max_length)
-        operator = np.where(is_operator, bits >> np.uint64(16) & np.uint64(3), -1).astype(np.int8)
+        which = (bits >> np.uint64(16) & np.uint64(3)).astype(np.int8)
+        operator = np.where(is_operator, which, np.int8(-1))
         digit = _below(bits >> np.uint64(18), 10).astype(np.uint8)
         arguments = np.where(is_operator, 2 + _below(bits >> np.uint64(38), shape.max_args - 1), 0)
         levels.append(_Level(operator, digit, arguments))

@@ -49,6 +49,12 @@ class Perplexity:
     value: float
     block_losses: tuple[float, ...] = ()
 
+    def interval(self, of_loss: Callable[[float], float] | None = None) -> Interval:
+        """exp, or ``of_loss``, of the mean loss and of Student's interval over the blocks."""
+        blocks = student_interval(self.block_losses)
+        losses = self.loss, blocks.low, blocks.high
+        return Interval(*map(of_loss or _exp, losses))
+
     @property
     def is_whole(self) -> bool:
         """Whether all of the split was used."""
@@ -214,16 +220,15 @@ def _language(
     sliding = None
     if options.stride is not None:
         sliding = measure(tokens[: options.max_tokens], options.window or length, options.stride, on_step)
-    of_loss = (lambda loss: loss / math.log(2)) if data.metric == "bits_per_byte" else _exp
-    blocks = student_interval(segments.block_losses)
+    interval = segments.interval(_bits if data.metric == "bits_per_byte" else _exp)
     return Evaluation(
         data=data.task.name,
         split=split,
         metric=data.metric,
-        value=of_loss(segments.loss),
+        value=interval.estimate,
         loss=segments.loss,
         examples=segments.tokens,
-        interval=Interval(of_loss(segments.loss), of_loss(blocks.low), of_loss(blocks.high)),
+        interval=interval,
         perplexity=segments,
         sliding=sliding,
     )
@@ -276,3 +281,7 @@ def perplexity(
 
 def _exp(loss: float) -> float:
     return math.exp(min(loss, 700.0))  # exp overflows beyond
+
+
+def _bits(loss: float) -> float:
+    return loss / math.log(2)

@@ -270,7 +270,7 @@ def load_recipe(task: str, preset: str = "laptop", *, overrides: Mapping[str, An
 
 
 def read_recipe(path: Path, *, overrides: Mapping[str, Any] | None = None) -> Recipe:
-    """The recipe in a file, such as RUN/recipe.yaml."""
+    """The recipe in a file: RUN/recipe.yaml, or the result of a trial, which holds its own."""
     try:
         values = _load_yaml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
@@ -282,6 +282,8 @@ def read_recipe(path: Path, *, overrides: Mapping[str, Any] | None = None) -> Re
         raise RecipeError(
             f"{path}{where}: this is not YAML ({getattr(error, 'problem', None) or error})"
         ) from None
+    if isinstance(values, dict) and isinstance(values.get("recipe"), dict):
+        values = values["recipe"]
     if not isinstance(values, dict) or not isinstance(values.get("format"), int):
         raise RecipeError(f"{path}: this is not a recipe: it has no 'format'")
     if values["format"] > FORMAT:

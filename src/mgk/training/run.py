@@ -32,6 +32,7 @@ from mgk.training.run_dir import (
     ENVIRONMENT,
     MODEL,
     SUMMARY,
+    Interval,
     OnLog,
     RunSummary,
     check_finished,
@@ -41,7 +42,6 @@ from mgk.training.run_dir import (
     read_environment,
     read_metrics,
     read_summary,
-    wilson_interval,
     write_environment,
     write_summary,
 )
@@ -258,7 +258,7 @@ def _finish(loop: TrainingLoop, on_test: OnStep) -> RunSummary:
         **_metrics(loop, found),
     )
     if distributed.rank() == 0:
-        _save_model(run / MODEL, model, data, summary, recipe)
+        _save_model(run / MODEL, model, data, summary, recipe, found)
         if found is not None and found.correct is not None:
             write_json(
                 run / CORRECT, {"split": found.split, "correct": [int(right) for right in found.correct]}
@@ -302,7 +302,12 @@ def _metrics(loop: TrainingLoop, found: Evaluation | None) -> dict[str, Any]:
 
 
 def _save_model(
-    folder: Path, model: PreTrainedModel, data: TaskData, summary: RunSummary, recipe: Recipe
+    folder: Path,
+    model: PreTrainedModel,
+    data: TaskData,
+    summary: RunSummary,
+    recipe: Recipe,
+    found: Evaluation | None,
 ) -> None:
     """Weights, tokenizer and model card."""
     is_synthetic = data.manifest.synthetic
@@ -317,7 +322,7 @@ def _save_model(
         "seed": summary.seed,
         "parameters": f"{summary.parameters:,}",
         "recipe": anywhere.to_yaml(),
-        "metrics": _shown_metrics(summary),
+        "metrics": _shown_metrics(summary, found),
     }
     with atomic_folder(folder) as written:
         model.save_pretrained(written)
@@ -327,13 +332,23 @@ def _save_model(
         write_card(written, model.config, facts)
 
 
-def _shown_metrics(summary: RunSummary) -> dict[str, str]:
-    """The metrics of the summary in words: an accuracy with its interval, a perplexity with its window."""
+def _shown_metrics(summary: RunSummary, found: Evaluation | None) -> dict[str, str]:
+    """The metrics of the summary in words, those of the test with their intervals."""
     shown = {name: f"{value:.4g}" for name, value in summary.metrics.items()}
-    if summary.correct is not None:
-        found = wilson_interval(summary.correct, summary.examples)
-        interval = f"95% CI {found.low:.2%} to {found.high:.2%}, of one seed"
-        shown["test_accuracy"] = f"{found.estimate:.2%} ({interval}, {summary.examples:,} examples)"
-    for name, how in summary.how.items():
-        shown[name] += f" ({how}; one seed)"
+    if found is None or found.interval is None:
+        return shown
+    if found.perplexity is None:
+        accuracy, examples = _with_interval(found.interval, ".2%"), f"{found.examples:,} examples"
+        return shown | {"test_accuracy": f"{accuracy}, one seed, {examples})"}
+    shown[f"test_{found.metric}"] = f"{_with_interval(found.interval)} over parts of the text, one seed)"
+    measured = {"test_perplexity": found.perplexity, "test_sliding_perplexity": found.sliding}
+    for name, perplexity in measured.items():
+        if perplexity is not None:
+            text = _with_interval(perplexity.interval())
+            shown[name] = f"{text} over parts of the text, one seed; {perplexity.how})"
     return shown
+
+
+def _with_interval(found: Interval, digits: str = ".4g") -> str:
+    low, high = f"{found.low:{digits}}", f"{found.high:{digits}}"
+    return f"{found.estimate:{digits}} (95% CI {low} to {high}"
