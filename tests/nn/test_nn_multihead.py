@@ -110,7 +110,7 @@ def test_the_constructor_and_the_call_have_the_same_arguments_in_the_same_order(
         )
         shared = ours[: len(theirs)]
         assert [(p.name, p.default, p.kind) for p in shared] == [(p.name, p.default, p.kind) for p in theirs]
-        assert all(p.kind is p.KEYWORD_ONLY for p in ours[len(theirs) :])
+        assert all(p.kind in (p.KEYWORD_ONLY, p.VAR_KEYWORD) for p in ours[len(theirs) :])
     module = MultiheadMixtureAttention(C, H, 0.25, device="cpu", dtype=torch.float64)
     assert module.attention.dropout == 0.25
     assert module.attention.q_proj.weight.dtype == torch.float64
@@ -302,3 +302,8 @@ def test_compiled_without_breaks(variant):
             compiled(X + 1, X + 1, X + 1, key_padding_mask=mask),
             module(X + 1, X + 1, X + 1, key_padding_mask=mask),
         )
+
+
+def test_an_option_of_grouped_heads_is_refused_by_name():
+    with pytest.raises(TypeError, match="num_key_value_heads is no option of MultiheadMixtureAttention"):
+        MultiheadMixtureAttention(C, H, num_key_value_heads=1)
