@@ -11,6 +11,8 @@ PHONE, DESKTOP = 390, 1200
 READY = "document.querySelector('#explorer')?.dataset.ready === 'true'"
 FOUND = exploration(layers=3, heads=2)
 OTHER = exploration("softmax", heads=4, components=1, seed=1)
+CODE = "def f(x):\n    return x\n" + 4 * "\n    # and so on, line by line"
+LETTERS = exploration(tokens=[*CODE, "\\xc3", "\\xa9"])
 
 
 @pytest.fixture
@@ -23,7 +25,8 @@ def page(browser):
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pages")
-    for name, models in {"one": [FOUND], "two": [FOUND, OTHER], "image": [image()]}.items():
+    pages = {"one": [FOUND], "two": [FOUND, OTHER], "image": [image()], "letters": [LETTERS]}
+    for name, models in pages.items():
         (folder / f"{name}.html").write_text(explorer_page(models))
     return folder
 
@@ -43,7 +46,7 @@ def keys(page, panel=1):
         f"[...document.querySelectorAll('#model-{panel} .keys tbody tr')]"
         ".map(row => [Number(row.dataset.key), row.querySelector('td').textContent])"
     )
-    return [(number, float(text.rstrip("%"))) for number, text in rows]
+    return [(number, float(text.strip("<%"))) for number, text in rows]
 
 
 def expected_keys(found, layer, head, query, *, incoming=False):
@@ -208,14 +211,14 @@ def test_next_tokens_and_labels_are_shown(page, files):
     assert page.value(title) == "Next token after “the”"
     rows = page.value("[...document.querySelectorAll('.prediction tr')].map(r => r.cells[1].textContent)")
     values = [100 * value for _, value in FOUND.prediction.candidates[3]]
-    assert [float(text.rstrip("%")) for text in rows] == pytest.approx(values, abs=0.6)
+    assert [float(text.strip("<%")) for text in rows] == pytest.approx(values, abs=0.6)
     text = page.value("document.querySelector('.prediction .about').textContent")
     assert text.startswith("The text goes on with “river”: ")
     show(page, files / "image.html")
     assert page.value(title) == "Prediction"
 
 
-@pytest.mark.parametrize("name", ["one", "two", "image"])
+@pytest.mark.parametrize("name", ["one", "two", "image", "letters"])
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [PHONE, DESKTOP])
 def test_both_widths_light_and_dark(page, files, tmp_path, name, width, dark):
@@ -259,6 +262,28 @@ def test_an_image_is_a_grid_of_pixels(page, files):
     )
     assert places[0][1] == places[1][1] < places[2][1]
     assert places[0][0] == places[2][0] < places[1][0]
+
+
+@pytest.mark.parametrize("width", [PHONE, DESKTOP])
+def test_letters_stand_in_lines_as_in_the_text(page, files, width):
+    show(page, files / "letters.html", width=width)
+    places = page.value(
+        "panels[0].chips.map(chip => { const b = chip.getBoundingClientRect(); return [b.left, b.top]; })"
+    )
+    starts = [0] + [place + 1 for place, letter in enumerate(CODE) if letter == "\n"]
+    assert {places[start][0] for start in starts} == {places[0][0]}
+    for start, letter in zip(starts[:2], (CODE.index("\n"), CODE.index("return")), strict=True):
+        assert places[start][1] == places[letter][1]
+    word = CODE.index("return")
+    page.click(f"[data-token='{word}']")
+    assert heading(page).startswith(f"“r”, token {word + 1} of")
+    place, _ = keys(page)[0]
+    shown = page.value("[...document.querySelector('.keys .label').childNodes].map(n => n.textContent)")
+    before, letter, after = (
+        "".join(LETTERS.example.tokens[a:b])
+        for a, b in ((max(0, place - 4), place), (place, place + 1), (place + 1, place + 5))
+    )
+    assert [part.replace("·", " ").replace("↵", "\n") for part in shown] == [before, letter, after]
 
 
 def test_a_faulty_page_is_noticed(browser, files, tmp_path):

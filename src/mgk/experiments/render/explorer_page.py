@@ -121,7 +121,7 @@ def _model(exploration: Exploration, precision: Precision) -> dict[str, Any]:
         "name": exploration.name,
         "about": exploration.about,
         "tokens": example.tokens,
-        "letters": max(map(len, example.tokens)) <= len("\\x00"),
+        "letters": all(len(token) == 1 or token.startswith("\\x") for token in example.tokens),
         "image": None if example.pixels is None else vars(example.pixels),
         "layers": layers,
         "prediction": None
@@ -148,7 +148,8 @@ def _help(several: bool, precision: Precision) -> Markup:
         f" its row's largest{floor}. The colours show the square root."
     )
     responsibility = (
-        "Responsibilities: the share of each component in the weight of a pair. Prior: that of the head."
+        "Responsibilities: the share of each component in the weight of a pair; its colour in a map is theirs,"
+        " mixed in these shares. Prior: that of the head."
     )
     texts = [html.paragraph(stored)] + [html.paragraph(responsibility)] * several
     return html.details("Keys and meaning", html.definitions(rows), *texts)

@@ -19,7 +19,8 @@ function element(tag, attributes = {}, ...children) {
   return made;
 }
 
-const percent = (value) => `${(100 * value).toFixed(value < 0.0995 ? 1 : 0)}%`;
+const percent = (value) =>
+  value > 0 && value < 0.0005 ? "<0.1%" : `${(100 * value).toFixed(value < 0.0995 ? 1 : 0)}%`;
 const hexadecimal = (letter) => `\\x${letter.charCodeAt(0).toString(16).padStart(2, "0")}`;
 const visible = (token) =>
   token
@@ -28,6 +29,9 @@ const visible = (token) =>
     .replace(/\n/g, "↵")
     .replace(/\t/g, "⇥")
     .replace(/[\0-\x1f\x7f-\x9f]/g, hexadecimal) || "∅";
+const startsWord = (token) => /^\s+\S/.test(token);
+// In running text a space is a dot, which is less to read.
+const letter = (token) => (token === " " ? "·" : visible(token));
 const quoted = (token) => `“${visible(token)}”`;
 
 // Colours of the style sheet, as numbers, for the canvas.

@@ -2,6 +2,7 @@
 
 const SMALLEST_VIEW = 6; // tokens across the map at the largest zoom
 const LABEL = { narrowest: 46, widest: 76, line: 13, letters: 10 };
+const ROUND_STEPS = [1, 5, 10, 20, 25, 50, 100, 200, 250, 500, 1000];
 
 class AttentionMap {
   constructor(panel) {
@@ -75,7 +76,11 @@ class AttentionMap {
   drawLabels(context, cell) {
     const { view } = this,
       { margin, size } = this.size;
-    const step = Math.max(1, Math.ceil(LABEL.line / cell));
+    const needed = Math.max(1, Math.ceil(LABEL.line / cell));
+    // Single letters say nothing where most are left out: their numbers do.
+    const isNumbered = this.panel.model.letters && needed > 1;
+    const step = isNumbered ? (ROUND_STEPS.find((round) => round >= 2 * needed) ?? needed) : needed;
+    const text = (i) => (isNumbered ? String(i + 1) : visible(this.panel.tokens[i]));
     const shorten = (token) =>
       token.length > LABEL.letters ? `${token.slice(0, LABEL.letters - 1)}…` : token;
     context.font = "11px system-ui, sans-serif";
@@ -88,16 +93,17 @@ class AttentionMap {
         context.translate(place, margin - 6);
         context.rotate(Math.PI / 2);
         context.textAlign = "right";
-        context.fillText(shorten(visible(token)), 0, 0);
-      } else context.fillText(shorten(visible(token)), margin - 6, place);
+        context.fillText(shorten(token), 0, 0);
+      } else context.fillText(shorten(token), margin - 6, place);
       context.restore();
     };
     for (const isColumn of [false, true]) {
       const start = isColumn ? view.x : view.y;
-      for (let i = Math.ceil(start / step) * step; i < start + view.span; i += step) {
+      const first = Math.ceil(start / step) * step;
+      for (let i = isNumbered ? first + step - 1 : first; i < start + view.span; i += step) {
         const place = margin + (i + 0.5 - start) * cell;
         if (place > margin + 4 && place < margin + size - 4)
-          write(place, this.panel.tokens[i], isColumn, colours.faint);
+          write(place, text(i), isColumn, colours.faint);
       }
     }
     context.fillStyle = colours.faint;

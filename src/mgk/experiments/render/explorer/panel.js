@@ -2,6 +2,7 @@
 
 const THUMBNAIL = 48; // pixels of a small map
 const MOST_KEYS = 8; // rows of the table of keys
+const CONTEXT = 4; // letters shown on either side of a letter in that table
 
 class Panel {
   constructor(model, heads, number) {
@@ -46,7 +47,10 @@ class Panel {
     });
     if (model.image) this.list.style.setProperty("--columns", model.image.width);
     this.chips = this.tokens.map((token, i) => this.chip(token, i));
-    this.list.append(...this.chips);
+    for (const [i, chip] of this.chips.entries()) {
+      this.list.append(chip);
+      if (this.tokens[i].includes("\n")) this.list.append(element("li", { class: "break", role: "presentation" }));
+    }
     this.details = element("div", { class: "details", "aria-live": "polite" });
     this.grid = element("div", {
       class: "heads",
@@ -56,7 +60,11 @@ class Panel {
     });
     this.place = element(
       "section",
-      { class: "panel", id: `model-${this.number + 1}`, "aria-label": model.name },
+      {
+        class: `panel ${model.letters ? "letters" : this.tokens.some(startsWord) ? "pieces" : ""}`,
+        id: `model-${this.number + 1}`,
+        "aria-label": model.name,
+      },
       element("header", {}, this.title, element("p", { class: "about" }, model.about)),
       element("div", { class: "chooser" }, this.layerChoice.label, this.headChoice.label),
       element("div", { class: "reading" }, this.list, this.details),
@@ -95,11 +103,11 @@ class Panel {
         onpointerenter: (event) => event.pointerType === "mouse" && this.hover(i),
         onclick: () => this.select(i),
       },
-      element("span", {}, image && i >= offset ? "" : visible(token)),
+      element("span", {}, image && i >= offset ? "" : letter(token)),
+      this.model.letters && !token.trim() ? element("wbr") : null,
     );
     if (image && i >= offset) chip.style.setProperty("--pixel", image.colours[i - offset]);
-    if (/^\s/.test(token) && token.trim()) chip.classList.add("spaced");
-    if (this.model.letters) chip.classList.add("letter");
+    if (startsWord(token)) chip.classList.add("spaced");
     if (!token.trim()) chip.classList.add("blank");
     return chip;
   }
@@ -224,14 +232,23 @@ class Panel {
     const parts = [
       element("h3", {}, `${quoted(tokens[query])}, token ${query + 1} of ${tokens.length}, ${verb}`),
       this.keyTable(order.filter(([weight]) => weight > 0)),
-      this.componentTable(),
       this.prediction(),
+      this.componentTable(),
     ];
     this.details.replaceChildren(...parts.filter((part) => part !== null));
   }
 
+  // A token in the table of keys; a letter with those around it.
+  label(k) {
+    const text = (start, end) => this.tokens.slice(Math.max(0, start), end).map(letter).join("");
+    const parts = this.model.letters
+      ? [text(k - CONTEXT, k), element("b", {}, text(k, k + 1)), text(k + 1, k + 1 + CONTEXT)]
+      : [text(k, k + 1)];
+    return element("span", { class: "label" }, ...parts);
+  }
+
   keyTable(rows) {
-    const { head, tokens } = this;
+    const { head } = this;
     const several = head.components > 1;
     const most = rows.length ? rows[0][0] : 1;
     const body = rows.map(([weight, k]) => {
@@ -255,7 +272,7 @@ class Panel {
       return element(
         "tr",
         { "data-key": k },
-        element("th", { scope: "row" }, visible(tokens[k]), element("small", {}, ` ${k + 1}`)),
+        element("th", { scope: "row" }, this.label(k), element("small", {}, ` ${k + 1}`)),
         element("td", { class: "number" }, percent(weight)),
         element("td", { class: "bars" }, bar),
         gamma,
