@@ -1,7 +1,4 @@
-"""The six attention variants, their families and their options: declared once, without importing torch.
-
-Every other choice and default derives from here.
-"""
+"""The six attention variants, their families, options and defaults. Does not import torch."""
 
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -25,8 +22,8 @@ class VariantSpec:
 
     Attributes:
         name: as the paper has it.
-        family: "softmax" normalises exponentials over pairs (Eq. 1, 9), "linear" has a feature map (Eq. 14).
-        keys: "single", M "projected" keys k_jr = x_j W_r, or one projection and M shifts, k_jr = x_j W + b_r.
+        family: "softmax" (Eq. 1, 9), or "linear" with a feature map (Eq. 14).
+        keys: "single", M "projected" k_jr = x_j W_r, or "shifted" k_jr = x_j W + b_r.
     """
 
     name: Variant
@@ -86,6 +83,7 @@ DEFAULT_PRIOR: Prior = "learned"
 DEFAULT_VARIANCE: Variance = "constant"
 DEFAULT_FEATURE_MAP: FeatureMapName = "elu"
 
-# The start of queries, keys and shifts (docs/initialisation.md): "narrow" is this standard deviation of q.k / sqrt(D).
+# Initialisation of queries, keys and shifts (docs/initialisation.md): the standard
+# deviation of q.k / sqrt(D) that "narrow" gives.
 NARROW_SCORE_STD = 0.1
 DEFAULT_INIT: Init = "narrow"

@@ -266,7 +266,7 @@ def test_another_head_starts_anew_and_a_broken_one_raises(saved):
 
 def test_another_number_of_labels_raises_as_transformers_does(saved):
     message = (
-        r"of another shape are classifier\.out\.bias \(3,\).*ignore_mismatched_sizes=True starts them anew"
+        r"of another shape are classifier\.out\.bias \(3,\).*ignore_mismatched_sizes=True initialises them"
     )
     with pytest.raises(RuntimeError, match=message):
         MgkForSequenceClassification.from_pretrained(saved, num_labels=5)

@@ -1,1 +1,1 @@
-"""What every layer may use: files, machine, progress, signals, suggestions. Imports nothing else of mgk."""
+"""What every layer may use; imports nothing else of mgk."""

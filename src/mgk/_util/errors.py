@@ -1,6 +1,11 @@
-"""Errors whose message is one sentence for the user, each with the exit code of the command that meets it."""
+"""Errors for the user: one sentence, and the exit code of the command."""
 
 import signal
+
+
+def first_line(error: Exception) -> str:
+    """The first line of its message; its kind where there is none."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 class UserError(Exception):
@@ -16,10 +21,7 @@ class UsageError(UserError, ValueError):
 
 
 class Interrupted(UserError):  # noqa: N818  nothing went wrong
-    """A signal ended the job; what was done is saved.
-
-    Its exit code is that of shells, 128 + the signal: 130 for SIGINT, 143 for SIGTERM.
-    """
+    """A signal ended the job; what was done is saved. The exit code is 128 + the signal."""
 
     def __init__(self, message: str, number: int = signal.SIGINT) -> None:
         super().__init__(message, number)  # both, so that it can be pickled

@@ -1,7 +1,7 @@
-"""Files that are written whole or not at all, and verified where they are read; locks of folders.
+"""Atomic writes, checksums, locks of folders, and the commit of a file.
 
-There is one kind of checksum. A *sealed* JSON file holds the SHA-256 of its own content under the key ``sha256``. Where
-it stands for other files, it holds their :class:`FileSpec` by name under ``files``.
+A *sealed* JSON file holds the SHA-256 of its own content under ``sha256``, and the
+:class:`FileSpec` of other files that belong to it under ``files``.
 """
 
 import errno
@@ -24,7 +24,7 @@ from mgk._util.errors import UserError
 
 SEAL = "sha256"
 LOCK = ".lock"
-_BYTE = 1 << 30  # of the file, beyond what it holds: on Windows nobody reads a byte that is locked
+_BYTE = 1 << 30  # beyond the content: Windows does not let others read a locked byte
 _held: set[int] = set()
 # A file that is written twice within the resolution of its time stamps keeps them.
 _SETTLED_NS = 2_000_000_000
@@ -33,7 +33,7 @@ DIRTY = "-dirty"  # of a commit with changes
 
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
-    """A temporary path beside ``path`` that takes its name, synced to disk, when the block ends without an error."""
+    """A temporary path that is renamed to ``path``, synced, when the block ends without an error."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     os.close(handle)
@@ -50,7 +50,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def atomic_folder(path: Path) -> Iterator[Path]:
-    """An empty folder beside ``path`` that replaces it, synced to disk, when the block ends without an error."""
+    """An empty folder that replaces ``path``, synced, when the block ends without an error."""
     temporary = path.with_name(f".{path.name}.writing")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
@@ -67,7 +67,7 @@ def atomic_folder(path: Path) -> Iterator[Path]:
 
 
 def write_file(path: Path, content: str | bytes) -> None:
-    """Write text (UTF-8) or bytes; whatever stops it on the way leaves an older file as it was."""
+    """Write text (UTF-8) or bytes atomically."""
     with atomic_path(path) as temporary:
         temporary.write_bytes(content.encode() if isinstance(content, str) else content)
 
@@ -111,9 +111,9 @@ def file_specs(folder: Path, paths: Iterable[Path]) -> FileSpecs:
 
 
 def wrong_files(folder: Path, specs: Mapping[str, FileSpec]) -> Iterator[tuple[str, str]]:
-    """The name of every file that is not what its spec says, and what is wrong with it, in half a sentence.
+    """The name of every file that does not match its spec, and why.
 
-    A file is read once per process, and again when its size or its time of change differs.
+    A file is hashed once per process, and again when its size or its time differs.
     """
     for name, spec in specs.items():
         try:
@@ -146,7 +146,7 @@ def write_sealed(path: Path, data: Mapping[str, Any]) -> None:
 
 
 def read_sealed(path: Path) -> dict[str, Any]:
-    """What :func:`seal` was given; ``ValueError`` says in half a sentence why the file cannot be trusted."""
+    """What :func:`seal` was given; ``ValueError`` where the checksum does not match."""
     data = read_json(path)
     if not isinstance(data, dict):
         raise ValueError("it is not a JSON object")
@@ -158,17 +158,17 @@ def read_sealed(path: Path) -> dict[str, Any]:
 
 
 def sealed_specs(path: Path) -> FileSpecs:
-    """The files that a sealed file stands for; ``ValueError`` says why it cannot be trusted."""
+    """The ``files`` of a sealed file; ``ValueError`` where it cannot be trusted."""
     try:
-        specs = {name: FileSpec(**spec) for name, spec in read_sealed(path)["files"].items()}
+        return {name: FileSpec(**spec) for name, spec in read_sealed(path)["files"].items()}
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"it does not list its files: {error}") from None
-    return specs
 
 
 def _content_hash(data: Mapping[str, Any]) -> str:
-    """Of the values, whatever the white space and the order of keys."""
-    return hashlib.sha256(json.dumps(data, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    """Of the values: neither white space nor the order of keys matters."""
+    text = json.dumps(data, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def sync(path: Path) -> None:
@@ -190,9 +190,9 @@ def umask() -> int:
 
 
 def commit_of(file: Path) -> str | None:
-    """The commit of the repository that tracks the file, with "-dirty" if tracked files were changed, results aside.
+    """The commit of the repository that tracks the file; None where none does.
 
-    None outside of a checkout; a repository around a virtual environment does not count.
+    "-dirty" is added if tracked files other than results were changed.
     """
     if _git(file.parent, "ls-files", "--error-unmatch", file.name) is None:
         return None
@@ -209,13 +209,11 @@ def is_committed(file: Path) -> bool:
 
 
 def _git(directory: Path, *arguments: str) -> str | None:
+    command = ["git", "-C", str(directory), *arguments]
     try:
-        result = subprocess.run(
-            ["git", "-C", str(directory), *arguments], capture_output=True, text=True, check=True
-        )
+        return subprocess.check_output(command, text=True, stderr=subprocess.DEVNULL).strip()
     except (OSError, subprocess.CalledProcessError):
         return None
-    return result.stdout.strip()
 
 
 @contextmanager
@@ -228,9 +226,8 @@ def folder_lock(folder: Path) -> Iterator[None]:
     _held.add(handle)
     try:
         if not _try_lock(handle):
-            raise UserError(
-                f"{folder}: {_holder(handle)} is at work in this folder: wait until it ends, or stop it"
-            )
+            advice = "wait until it ends, or stop it"
+            raise UserError(f"{folder}: {_holder(handle)} is at work in this folder: {advice}")
         os.ftruncate(handle, 0)
         os.lseek(handle, 0, os.SEEK_SET)
         os.write(handle, f"{os.getpid()} {socket.gethostname()}\n".encode())
@@ -267,7 +264,7 @@ def _try_lock(handle: int) -> bool:
 
 
 def _close_in_child() -> None:
-    """A forked process shares the lock as long as it has the file open: it must not outlive its parent."""
+    """A forked process would hold the lock beyond the life of its parent."""
     for handle in _held:
         os.close(handle)
     _held.clear()

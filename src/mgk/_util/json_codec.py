@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 _T = TypeVar("_T")
-_adapter: Any = lru_cache(TypeAdapter)  # mypy takes a type for something that cannot be hashed
+_adapter: Any = lru_cache(TypeAdapter)  # mypy: "a type cannot be hashed"
 
 
 def dump(value: Any) -> Any:
@@ -17,7 +17,7 @@ def dump(value: Any) -> Any:
 
 
 def load(kind: type[_T], data: Any) -> _T:
-    """The dataclass ``kind`` from what :func:`dump` gave; ``ValueError`` names the first field that is wrong."""
+    """The dataclass ``kind`` from JSON data; ``ValueError`` names the first wrong field."""
     try:
         value: _T = _adapter(kind).validate_python(data)
     except ValidationError as error:
@@ -30,7 +30,8 @@ def load(kind: type[_T], data: Any) -> _T:
 def compact_json(data: Any) -> str:
     """Indented JSON whose lists of numbers are on one line."""
     text = json.dumps(data, indent=1, ensure_ascii=False)
-    text = re.sub(r"\[\s+([^\[\]{}]*?)\s+\]", _on_one_line, text)  # lists of numbers, then lists of such lists
+    # lists of numbers, then lists of such lists
+    text = re.sub(r"\[\s+([^\[\]{}]*?)\s+\]", _on_one_line, text)
     return re.sub(r"\[\s+(\[[^{}]*?\])\s+\]", _on_one_line, text) + "\n"
 
 

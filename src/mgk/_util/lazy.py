@@ -1,4 +1,4 @@
-"""Packages whose public names load on first use, so that importing one does not import torch."""
+"""Packages whose public names load on first use: importing one does not import torch."""
 
 import ast
 import sys

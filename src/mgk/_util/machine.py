@@ -1,4 +1,4 @@
-"""The machine: its description for reports, its CPU threads, its devices and the peak memory of a call."""
+"""The machine: its description, CPU threads, devices and peak memory."""
 
 import ctypes
 import os
@@ -33,9 +33,7 @@ class Machine:
     python: str
     torch: str
     mgk: str
-    commit: (
-        str | None
-    )  # of the running checkout, with "-dirty" if files were changed; None outside of a checkout
+    commit: str | None  # by mgk._util.files.commit_of
     date: str  # UTC, ISO 8601
 
     def __str__(self) -> str:
@@ -93,8 +91,10 @@ def _processor() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
+    for line in lines:
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
 
 
 def _accelerator(device: torch.device | None) -> str | None:
@@ -119,7 +119,7 @@ class PeakMemory:
                 self._module.reset_peak_memory_stats(device)
                 self._before = self._module.memory_allocated(device)
         elif sys.platform == "linux":
-            # glibc keeps freed pages resident; a run that used them again would seem to take no memory
+            # glibc keeps freed pages resident: a run that reuses them would seem to take none
             trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
             if trim is not None:
                 trim(0)
@@ -140,10 +140,9 @@ class PeakMemory:
 
 
 def peak_extra_bytes(run: Callable[[], object], device: torch.device) -> int | None:
-    """Peak memory during ``run()`` minus the memory in use before; None where it cannot be measured.
+    """Peak memory during ``run()`` minus that in use before; None where it cannot be measured.
 
-    Outputs and gradients count, inputs do not. The first run of a kind also fills the caches of threads and
-    libraries: warm up before.
+    The first run of a kind also fills the caches of threads and libraries: warm up before.
     """
     peak = PeakMemory(device)
     run()

@@ -15,11 +15,10 @@ SECONDS_BETWEEN_LINES = 10.0
 
 
 class Progress:
-    """Shows how much of a job is done; call it with ``(done, total)``, or :meth:`update` for more.
+    """Shows how much of a job is done; call it with ``(done, total)``.
 
-    The time left follows from the work done since the first update, so that resumed jobs are estimated rightly.
-
-    ``time_left`` is what was shown last, such as "12 min left", and empty where it is not known.
+    The time left follows from the work since the first update, also in resumed jobs.
+    ``time_left`` is what was shown last, such as "12 min left", or empty.
 
     Args:
         label: what the job is.
@@ -31,9 +30,8 @@ class Progress:
         self.time_left = ""
         console = Console(stderr=True)
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[details]}"))
-        self._bar = Bar(
-            *columns, console=console, transient=True, disable=not (is_shown and console.is_terminal)
-        )
+        is_off = not (is_shown and console.is_terminal)
+        self._bar = Bar(*columns, console=console, transient=True, disable=is_off)
         self._task = self._bar.add_task(label, total=None, details="")
         self._created = self._last_line = time.monotonic()
         self._begin: tuple[float, float] | None = None
@@ -71,9 +69,9 @@ class Progress:
         if self._begin is None:  # a first call with more than one step is of a resumed job
             self._begin = (0.0, self._created) if done <= 1 else (done, time.monotonic())
         self.time_left = self._time_left(done, total)
-        text = ", ".join(
-            filter(None, [f"{done:,.0f} of {total:,.0f}" if details is None else details, self.time_left])
-        )
+        if details is None:
+            details = f"{done:,.0f} of {total:,.0f}"
+        text = ", ".join(filter(None, [details, self.time_left]))
         self._bar.update(self._task, description=self.label, completed=done, total=total, details=text)
         is_due = now or done >= total or time.monotonic() - self._last_line >= SECONDS_BETWEEN_LINES
         if self.is_shown and self._bar.disable and is_due:
@@ -93,7 +91,8 @@ class Progress:
         first, began = self._begin or (done, time.monotonic())
         if done <= first or done >= total:
             return ""
-        return f"{duration((time.monotonic() - began) / (done - first) * (total - done))} left"
+        pace = (time.monotonic() - began) / (done - first)
+        return f"{duration(pace * (total - done))} left"
 
 
 def duration(seconds: float) -> str:

@@ -1,7 +1,4 @@
-"""SIGINT and SIGTERM, in one place: a run saves its step, other jobs clean up, child processes get them too.
-
-The exit codes are those of shells, 128 + the signal: 130, 143, and 141 where the reader of the output is gone.
-"""
+"""SIGINT and SIGTERM: a run saves its step, other jobs clean up, child processes get them too."""
 
 import os
 import signal
@@ -17,7 +14,7 @@ from mgk._util.errors import Interrupted
 
 BROKEN_PIPE = 128 + 13
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-# torchrun passes on what the terminal has sent to all processes already: that is not a second signal.
+# torchrun repeats what the terminal has sent to all processes: no second signal.
 _SECONDS_OF_ONE_SIGNAL = 1.0
 
 
@@ -32,10 +29,10 @@ class Stopped(KeyboardInterrupt):
 def raise_on_signals() -> Callable[[], int | None]:
     """From now on the first signal raises :class:`Stopped` and a later one ends the process.
 
-    While modules are imported, one ends it at once: an exception there aborts in C++, or is taken for an import error.
+    During an import one ends it at once: an exception there aborts in C++.
 
     Returns:
-        A function that tells the first signal that came: what it raises, a library may have taken for its own error.
+        A function that gives the first signal: libraries may swallow what it raises.
     """
     came: list[tuple[int, float]] = []
     pid = os.getpid()
@@ -73,7 +70,7 @@ def end_by(number: int) -> NoReturn:
 
 @contextmanager
 def starting_processes() -> Iterator[None]:
-    """Signals wait until the block ends; processes started in it keep them waiting until :func:`unblock`."""
+    """Block signals; processes started in the block keep them blocked until :func:`unblock`."""
     if sys.platform == "win32":
         yield
         return
@@ -88,7 +85,7 @@ def starting_processes() -> Iterator[None]:
 
 
 def unblock() -> None:
-    """In a process of :func:`starting_processes`: the signals that waited come now."""
+    """Deliver the signals that :func:`starting_processes` has blocked in this process."""
     if sys.platform != "win32":
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
 
@@ -97,7 +94,7 @@ def unblock() -> None:
 def handling(
     handler: Callable[[int, FrameType | None], None], signals: Iterable[int] = _SIGNALS
 ) -> Iterator[None]:
-    """Call ``handler`` on the signals; outside of the main thread, which alone gets them, nothing changes."""
+    """Call ``handler`` on the signals; only the main thread gets them."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -111,7 +108,7 @@ def handling(
 
 @contextmanager
 def forwarding(pids: Callable[[], Iterable[int]], signals: Iterable[int] = _SIGNALS) -> Iterator[list[int]]:
-    """Pass the signals on to the processes of ``pids()``; the list that is given holds those that came."""
+    """Pass the signals on to the processes of ``pids()``; the list holds those that came."""
     came: list[int] = []
 
     def forward(number: int, frame: FrameType | None) -> None:
@@ -125,9 +122,9 @@ def forwarding(pids: Callable[[], Iterable[int]], signals: Iterable[int] = _SIGN
 
 
 class StopSignals:
-    """While it is entered, signals set :attr:`requested` during training and raise ``Interrupted`` elsewhere.
+    """Signals set :attr:`requested` during training and raise ``Interrupted`` elsewhere.
 
-    A second one, some time after the first, raises at once.
+    A second one raises at once.
     """
 
     def __init__(self) -> None:
@@ -145,7 +142,8 @@ class StopSignals:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         came, now = signal.Signals(number), time.monotonic()
-        if not self.is_training or (self.requested and now - self._first > _SECONDS_OF_ONE_SIGNAL):
+        is_second = self.requested and now - self._first > _SECONDS_OF_ONE_SIGNAL
+        if not self.is_training or is_second:
             raise Interrupted(f"stopped by {came.name}", came)
         if not self.requested:
             self.requested, self._first = came, now

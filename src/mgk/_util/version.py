@@ -1,4 +1,4 @@
-"""The version of the installed package: reading it takes longer than all of ``import mgk``."""
+"""The version; reading it takes longer than all of ``import mgk``."""
 
 from importlib.metadata import version
 

@@ -1,4 +1,4 @@
-"""The mathematics: pure functions without parameters, and the backends that compute them."""
+"""The equations as pure functions, and the backends that compute them."""
 
 from mgk.functional import flops as flops
 from mgk.functional.backends import available_backends as available_backends

@@ -1,7 +1,7 @@
 """The contract of a backend, the registry, and the function that selects one.
 
-Each family of attention has its own inputs and backends: "softmax" (Eq. 9, 10) and "linear" (Eq. 14). Outputs and the
-M-step's statistics are selected alike.
+The families "softmax" (Eq. 9, 10) and "linear" (Eq. 14) have their own inputs and
+backends. Outputs and the M-step's statistics are selected alike.
 """
 
 import functools
@@ -24,7 +24,7 @@ class Backend(Generic[Inputs]):
 
     Attributes:
         name: the value of ``backend=`` that selects it.
-        priority: "auto" tries backends from the highest to the lowest; 0 is selected by name only.
+        priority: "auto" tries the highest first; 0: by name only.
     """
 
     name: str
@@ -43,11 +43,11 @@ class Backend(Generic[Inputs]):
         return True
 
     def skips_dead_keys(self, inputs: Inputs) -> bool:
-        """Whether it never reads keys and values that a mask excludes; else they are made finite before it runs."""
+        """Whether it never reads masked keys and values; else they are made finite first."""
         return False
 
     def missing(self, inputs: Inputs) -> str | None:
-        """What is not installed that would make this call faster, in one sentence; None if nothing."""
+        """What to install to make this call faster, in one sentence; None if nothing."""
         return None
 
     def attention(self, inputs: Inputs) -> Any:
@@ -55,9 +55,10 @@ class Backend(Generic[Inputs]):
         raise NotImplementedError
 
     def statistics(self, inputs: Inputs, query_mask: Tensor | None, points: Tensor | None) -> list[Tensor]:
-        """N_jr = sum_i gamma_ijr (B, H, M, S) over the queries of ``query_mask`` (B, L), the task "counts".
+        """N_jr = sum_i gamma_ijr (B, H, M, S), over the queries of ``query_mask`` (B, L).
 
-        With points x_i (B, H, L, D) also sum_i gamma_ijr x_i and sum_i gamma_ijr |x_i|^2, the task "moments".
+        That is the task "counts". With points x_i (B, H, L, D), the task "moments", also
+        sum_i gamma_ijr x_i and sum_i gamma_ijr |x_i|^2.
         """
         raise NotImplementedError
 
@@ -84,9 +85,10 @@ def available_backends() -> dict[str, str]:
 
 
 def select(family: Family, inputs: Any, name: str = "auto", task: Task = "attention") -> Backend[Any]:
-    """The named backend; with "auto" the one of highest priority that supports the inputs and is efficient for them.
+    """The named backend; with "auto" the first by priority that is efficient for the inputs.
 
-    A named backend that cannot do the task raises. Statistics that it does not have are selected as with "auto".
+    A named backend that cannot do the task raises. Statistics that it does not have
+    are selected as with "auto".
     """
     validation.option("backend", name, backend_names(family))
     if name != "auto":
@@ -111,12 +113,12 @@ def _warn_once(sentence: str) -> None:
     warnings.warn(sentence, RuntimeWarning, stacklevel=2)
 
 
-# torch.library.custom_op would import torch._dynamo, two seconds, at the first call; Library does not.
+# torch.library.custom_op would import torch._dynamo, which takes two seconds.
 library = torch.library.Library("mgk", "FRAGMENT")
 
 
 def define_operator(schema: str, implementation: Callable[..., Any], fake: Callable[..., Any]) -> None:
-    """Add ``torch.ops.mgk.{name}`` of the schema; ``fake`` gives the shapes of its results to torch.compile."""
+    """Add ``torch.ops.mgk.{name}``; ``fake`` gives torch.compile the shapes of its results."""
     name = schema.partition("(")[0]
     library.define(schema)
     library.impl(name, implementation, "CompositeExplicitAutograd")

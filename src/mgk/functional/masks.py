@@ -1,8 +1,7 @@
-"""Which pairs take part: masks, True or not -inf, and the range of keys that a query's position admits.
+"""Which pairs take part: masks, True or not -inf, and ranges of keys by position.
 
-NaN and Inf: a key and its value touch only the queries that see them. Those outputs are NaN; every other output and
-every gradient through it is as if the key were not there. 0 * NaN is NaN, so masks alone do not achieve that: what is
-not finite is set to 0 before attention, and NaN is added to the outputs of the queries that see it.
+A key with NaN or Inf affects only the queries that see it, whose outputs are NaN. As
+0 * NaN is NaN, it is set to 0 before attention, and NaN is added to those outputs.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,9 +15,9 @@ from mgk.functional.validation import is_plain, known
 
 
 class KeyRange(NamedTuple):
-    """Query i, at position p = i + S - L, sees the keys max(p - left, start_p) <= j < min(p + right + 1, end_p).
+    """Query i, at p = i + S - L, sees keys max(p - left, start_p) <= j < min(p + right + 1, end_p).
 
-    Causality is right = 0. Both ends of the range never fall as i grows. None: no such bound.
+    Causality is right = 0. Neither end falls as i grows. None: no such bound.
     """
 
     left: int | None = None
@@ -41,7 +40,7 @@ class KeyRange(NamedTuple):
         return self.left is not None or self.right not in (None, 0) or self.segments is not None
 
     def for_sizes(self, num_queries: int, num_keys: int) -> "KeyRange":
-        """The same range without a window's ends that exclude no pair of L queries and S keys."""
+        """The same range without bounds that exclude no pair of L queries and S keys."""
         left, right, segments = self
         has_left = left is not None and not known(left >= num_keys - 1)
         has_right = right is not None and not known(right >= num_queries - 1)
@@ -78,7 +77,7 @@ class KeyRange(NamedTuple):
         queries: slice | None = None,
         keys: slice | None = None,
     ) -> Tensor:
-        """Bool (B or 1, 1, l, s): the pairs of a block of queries and keys that the range admits."""
+        """Bool (B or 1, 1, l, s): the admitted pairs of a block of queries and keys."""
         queries, keys = queries or slice(0, num_queries), keys or slice(0, num_keys)
         first, last = (x[:, None, :, None] for x in self.bounds(queries, num_queries, num_keys, device))
         positions = torch.arange(keys.start, keys.stop, device=device)
@@ -87,7 +86,7 @@ class KeyRange(NamedTuple):
     def blocks(self, num_queries: int, num_keys: int, side: int) -> Iterator[tuple[slice, list[slice]]]:
         """Each block of ``side`` queries with the blocks of keys that one of them sees.
 
-        It reads the segments: not for code that torch.compile traces.
+        It reads the segments, which torch.compile cannot trace.
         """
         for start in range(0, num_queries, side):
             queries = slice(start, min(start + side, num_queries))
@@ -121,7 +120,7 @@ class KeyRange(NamedTuple):
 
 
 def segment_bounds(segment_ids: Tensor) -> Tensor:
-    """Start and end (exclusive) of the segment, a maximal run of equal ids, of each position: int64 (2, B, S)."""
+    """Start and end (exclusive) of the run of equal ids of each position: int64 (2, B, S)."""
     batch, length = segment_ids.shape
     positions = torch.arange(length, device=segment_ids.device)
     changes = segment_ids[:, 1:] != segment_ids[:, :-1]
@@ -155,7 +154,7 @@ def add(scores: Tensor, addend: Tensor) -> Tensor:
 
 
 def to_dtype(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """An additive mask in a dtype: finite numbers beyond its range become the last in it."""
+    """An additive mask in a dtype; finite numbers stay finite."""
     if torch.finfo(mask.dtype).max <= torch.finfo(dtype).max:
         return mask.to(dtype)
     limits = torch.finfo(dtype)
@@ -163,7 +162,7 @@ def to_dtype(mask: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def divide(numerator: Tensor, denominator: Tensor) -> Tensor:
-    """The quotient, and 0 with zero gradient where the denominator is 0: a query with no key left."""
+    """The quotient; 0, with zero gradient, where the denominator is 0."""
     empty = denominator == 0
     return (numerator / denominator.masked_fill(empty, 1.0)).masked_fill(empty, 0.0)
 
@@ -173,17 +172,16 @@ class Cleaned(NamedTuple):
 
     keys: Tensor  # (B, H, M, S, D)
     value: Tensor  # (B, H, S, E)
-    # (B, Hq, L or 1, 1), NaN for queries that see a key that is not finite, else 0; None: all 0
+    # (B, Hq, L or 1, 1), NaN for queries that see such a key, else 0; None: all 0
     addend: Tensor | None
 
 
 def clean(
     keys: Tensor, value: Tensor, mask: Tensor | None, key_range: KeyRange, queries: Sequence[int]
 ) -> Cleaned:
-    """Keys (B, H, M, S, D) and value (B, H, S, E) with 0 in place of positions that hold NaN or Inf.
+    """Keys (B, H, M, S, D) and value (B, H, S, E) with 0 at positions that hold NaN or Inf.
 
-    ``queries`` is (Hq, L). Without a mask (broadcastable to (B, Hq, L, S)), causality, window and segments every
-    query sees every key, and nothing is to do.
+    ``queries`` is (Hq, L). Where every query sees every key there is nothing to do.
     """
     if (mask is None and key_range.is_whole) or _is_finite(keys, value):
         return Cleaned(keys, value, None)
@@ -196,7 +194,7 @@ def clean(
 
 
 def _is_finite(keys: Tensor, value: Tensor) -> bool:
-    """Whether all are finite for certain. A look at values, so only on the CPU and outside torch.compile."""
+    """Whether all are known to be finite; values are read only on the CPU, outside torch.compile."""
     if keys.device.type != "cpu" or not (is_plain(keys) and is_plain(value)):
         return False
     dtype = torch.promote_types(keys.dtype, torch.float32)
@@ -204,7 +202,7 @@ def _is_finite(keys: Tensor, value: Tensor) -> bool:
 
 
 def _queries_that_see(bad: Tensor, mask: Tensor | None, key_range: KeyRange, num_queries: int) -> Tensor:
-    """Bool (B, Hq, L or 1): the queries with any of the keys ``bad`` (B, Hq, S) among those that they see."""
+    """Bool (B, Hq, L or 1): the queries that see one of the keys ``bad`` (B, Hq, S)."""
     num_keys = bad.shape[-1]
     if mask is not None and mask.shape[2] > 1:
         pairs = admitted(mask)
@@ -215,7 +213,7 @@ def _queries_that_see(bad: Tensor, mask: Tensor | None, key_range: KeyRange, num
         bad = bad & admitted(mask)[:, :, 0]
     if key_range.is_whole:
         return bad.any(-1, keepdim=True)
-    # the number of bad keys before each position: more before the last key that a query sees than before the first
+    # bad keys before each position: the count differs between a query's first and last key
     before = pad(bad.long().cumsum(-1), (1, 0))
     bounds = key_range.bounds(slice(0, num_queries), num_queries, num_keys, bad.device)
     first, last = (

@@ -1,7 +1,6 @@
-"""What comes with a call: its arguments, checked by name, and the modes around it.
+"""Checks of arguments by name, and of modes: autocast, torch.compile, export, torch.func.
 
-An error names the argument, what came and what is wanted. The modes are autocast, torch.compile and torch.export,
-torch.func transforms and forward-mode differentiation.
+An error names the argument, what came and what is wanted.
 """
 
 import functools
@@ -27,7 +26,7 @@ is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", lambd
 
 
 def tensor(name: str, value: Any, dims: str, *, dtypes: Sequence[torch.dtype] = _DTYPES) -> None:
-    """``value`` is a tensor with one dimension for each letter of ``dims``, e.g. "BHLD", and one of the dtypes."""
+    """``value`` is a tensor with a dimension per letter of ``dims``, e.g. "BHLD"."""
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} must be a tensor of shape {_shape(dims)}, got {type(value).__name__}")
     if value.ndim != len(dims):
@@ -48,7 +47,7 @@ def size(name: str, value: Tensor, dim: int, wanted: int, why: str) -> None:
 
 
 def matching_sizes(query: Tensor, keys: Tensor, value: Tensor, name: str = "keys") -> None:
-    """Query (B, Hq, L, D), keys (B, H, M, S, D), ``name`` in messages, and value (B, H, S, E) fit each other."""
+    """Query (B, Hq, L, D), keys ``name`` (B, H, M, S, D) and value (B, H, S, E) fit each other."""
     for label, other in ((name, keys), ("value", value)):
         if other.dtype != query.dtype:
             raise TypeError(f"{label} must have the dtype of query, {query.dtype}, got {other.dtype}")
@@ -182,7 +181,7 @@ def token_mask(name: str, value: Any, query: Tensor, length: int, dims: str) -> 
 
 
 def window(value: Any, is_causal: bool) -> tuple[int | None, int | None]:
-    """(left, right): an int w is (w, w), under causality (w, 0), which bounds any right end."""
+    """(left, right): an int w is (w, w), under causality (w, 0)."""
     ends = (value, value) if value is None or not isinstance(value, tuple | list) else tuple(value)
     if len(ends) != 2:
         raise ValueError(f"window must be an int or a pair (left, right), got {value!r}")
@@ -212,7 +211,7 @@ def segment_ids(value: Any, query: Tensor, num_keys: int) -> Tensor | None:
 
 
 def autocast_inputs(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """The tensors in the autocast dtype of their device, as SDPA takes them, where autocast is on; float64 stays."""
+    """The tensors in the autocast dtype of their device, where it is on; float64 stays."""
     if not is_autocast_on(tensors[0]):
         return tensors
     dtype = torch.get_autocast_dtype(tensors[0].device.type)
@@ -241,8 +240,8 @@ def explain_unexpected(
     """A decorator of methods: TypeError for arguments that they do not take, with the way to say it.
 
     Args:
-        instead: what to do, by the name of an argument that people expect; "" where there are too many by position.
-        otherwise: what else can be done, the end of these sentences.
+        instead: what to do, by the name of an argument; "" for too many by position.
+        otherwise: the end of these sentences.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
@@ -267,7 +266,7 @@ def explain_unexpected(
 
 
 def eager_in_old_graphs(function: Callable[P, R]) -> Callable[P, R]:
-    """A decorator: torch.compile before 2.13, which fails at named tuples with properties, breaks the graph here."""
+    """A decorator: a graph break for torch.compile before 2.13, which fails at named tuples."""
     return torch.compiler.disable(function) if torch.__version__ < "2.13" else function
 
 
@@ -279,7 +278,7 @@ def is_plain(x: Tensor) -> bool:
 
 
 def known(condition: bool) -> bool:
-    """A condition on sizes; False, and no guard, where torch.compile or torch.export leaves them open."""
+    """A condition on sizes; False, and no guard, where they are dynamic."""
     if not torch.compiler.is_compiling():
         return condition
     from torch.fx.experimental.symbolic_shapes import statically_known_true
@@ -288,7 +287,7 @@ def known(condition: bool) -> bool:
 
 
 def is_static(size: int) -> bool:
-    """Whether a size is a number, not left open by torch.compile or torch.export."""
+    """Whether a size is a number, not dynamic."""
     if not torch.compiler.is_compiling():
         return True
     from torch.fx.experimental.symbolic_shapes import has_static_value
@@ -306,7 +305,7 @@ def needs_grad(x: object) -> bool:
 
 
 def has_tangent(x: object) -> bool:
-    """Whether x carries a tangent of forward-mode differentiation, at any level of torch.func transforms."""
+    """Whether x carries a tangent of forward-mode differentiation, at any torch.func level."""
     if not isinstance(x, Tensor) or torch.compiler.is_compiling() or forward_ad._current_level < 0:
         return False
     while _functorch.is_functorch_wrapped_tensor(x):

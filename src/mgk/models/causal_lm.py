@@ -206,7 +206,7 @@ class MgkForCausalLM(MgkPreTrainedModel, GenerationMixin):
     def create_masks_for_generate(
         inputs_embeds: Tensor, attention_mask: Tensor | None, past_key_values: Cache, **unused: Any
     ) -> Tensor:
-        """The mask (B, places of a static cache), which has one shape at every step of generation."""
+        """The mask (B, places of a static cache): one shape at every step of generation."""
         if attention_mask is None:
             attention_mask = inputs_embeds.new_zeros((inputs_embeds.shape[0], 0), dtype=torch.long)
         missing = past_key_values.get_max_length() - attention_mask.shape[1]
@@ -214,9 +214,8 @@ class MgkForCausalLM(MgkPreTrainedModel, GenerationMixin):
 
     def init_continuous_batching(self, *args: Any, **kwargs: Any) -> Any:
         """ValueError: its paged cache has no place for mixtures of keys."""
-        raise ValueError(
-            "continuous batching (a paged cache) is not supported: use generate() on padded batches"
-        )
+        advice = "use generate() on padded batches"
+        raise ValueError(f"continuous batching (a paged cache) is not supported: {advice}")
 
     def _validate_generated_length(
         self, generation_config: Any, input_ids_length: int, has_default_max_length: bool
@@ -226,7 +225,6 @@ class MgkForCausalLM(MgkPreTrainedModel, GenerationMixin):
         length, limit = generation_config.max_length, self.config.max_position_embeddings
         needed = length - 1  # the last token is not read
         if self.config.position == "learned" and needed > limit:
-            raise ValueError(
-                f"generation to {length} tokens needs {needed} positions, and position='learned'"
-                f" has max_position_embeddings={limit}: choose a smaller max_new_tokens"
-            )
+            have = f"position='learned' has max_position_embeddings={limit}"
+            want = f"generation to {length} tokens needs {needed} positions"
+            raise ValueError(f"{want}, and {have}: choose a smaller max_new_tokens")

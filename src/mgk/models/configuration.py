@@ -59,7 +59,7 @@ AUTO_CLASSES: dict[str, str] = {
     "AutoModelForSequenceClassification": "MgkForSequenceClassification",
     "AutoModelForTokenClassification": "MgkForTokenClassification",
 }
-# A saved folder says so by this module, whose imports transformers tries: "pip install mgk" where they fail.
+# The module of a saved folder; transformers says "pip install mgk" where its import fails.
 _CODE_NAME = "modeling_mgk"
 _CODE = f'''"""trust_remote_code=True loads the model by this file where mgk is installed: pip install 'mgk[train]'."""
 
@@ -93,8 +93,8 @@ class MgkConfig(PreTrainedConfig):
         prior_momentum: Share of an "em" prior or variance that an M-step keeps.
         variance: "constant" (sqrt(D)), "learned" or "em".
         feature_map: Linear variants: "elu", "favor" or "dpfp".
-        init: The start of queries, keys and shifts: "paper", "narrow", or the
-            standard deviation of the scores q.k / sqrt(D).
+        init: Of queries, keys and shifts: "paper", "narrow", or the standard deviation of
+            the scores q.k / sqrt(D).
         backend: "auto" or one of ``mgk.available_backends()``.
         max_position_embeddings: Longest input in training; a limit only with
             ``position="learned"``.
@@ -177,14 +177,14 @@ class MgkConfig(PreTrainedConfig):
         self.check()
         if self.head_dim is None:
             self.head_dim = self.hidden_size // self.num_attention_heads
-        if self.num_key_value_heads is None:  # as other configurations have it, which libraries read
+        if self.num_key_value_heads is None:  # libraries read it
             self.num_key_value_heads = self.num_attention_heads
         if self.classifier_hidden_size is None:
             self.classifier_hidden_size = self.intermediate_size
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
         """Write ``config.json``, and the code that loads it with ``trust_remote_code=True``."""
-        self.check()  # attributes may have been set since it was made: what is saved can be loaded
+        self.check()  # attributes may have been set since it was made
         self.auto_map = {auto: f"{_CODE_NAME}.{name}" for auto, name in AUTO_CLASSES.items()}
         super().save_pretrained(save_directory, *args, **kwargs)
         write_file(Path(save_directory) / f"{_CODE_NAME}.py", _CODE)

@@ -1,4 +1,4 @@
-"""Heads of an encoder: classes of sequences, images, pairs of documents and tokens; masked tokens; answers."""
+"""Heads of an encoder: classification, masked tokens, question answering."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar, Unpack, cast
@@ -74,14 +74,12 @@ class _Classification(MgkPreTrainedModel):
     def _encode(
         self, input_ids: Tensor | None, attention_mask: Tensor | None, **options: Any
     ) -> tuple[Tensor, BaseModelOutputWithPast]:
-        """The pooled vector (B, hidden_size), or (segments, hidden_size) of packed rows, and all of the output."""
+        """The pooled vector (B or segments, hidden_size), and all of the output."""
         given = input_ids if input_ids is not None else options.get("inputs_embeds")
         ids = None
         if given is not None and given.ndim > 1:
-            packing = cast("PackingOptions", options)
-            ids = find_segments(
-                packing, options.get("position_ids"), attention_mask, (given.shape[0], given.shape[1])
-            )
+            packing, sizes = cast("PackingOptions", options), (given.shape[0], given.shape[1])
+            ids = find_segments(packing, options.get("position_ids"), attention_mask, sizes)
             options["seq_idx"] = ids
         encoded = self.model(input_ids, attention_mask, use_cache=False, return_dict=True, **options)
         hidden = encoded.last_hidden_state
@@ -192,7 +190,8 @@ class MgkForDocumentRetrieval(_Classification):
             raise ValueError(f"input_ids_2 must have {wanted}, got {len(input_ids_2)}")
         for name in PackingOptions.__annotations__:
             if options.get(name) is not None:
-                raise ValueError(f"{name} has no meaning for retrieval: give one pair of documents per row")
+                advice = "give one pair of documents per row"
+                raise ValueError(f"{name} has no meaning for retrieval: {advice}")
         # not in one batch: neither is padded to the length of the other
         x1, first = self._encode(input_ids, attention_mask, **options)
         x2, second = self._encode(input_ids_2, attention_mask_2, **options)
@@ -326,9 +325,8 @@ class MgkForQuestionAnswering(_TokenHead):
                 for scores, places in ((start, start_positions), (end, end_positions))
             ]
             loss = (losses[0] + losses[1]) / 2
-        return QuestionAnsweringModelOutput(
-            loss=loss, start_logits=start.contiguous(), end_logits=end.contiguous(), **_states(encoded)
-        )
+        logits_of = {"start_logits": start.contiguous(), "end_logits": end.contiguous()}
+        return QuestionAnsweringModelOutput(loss=loss, **logits_of, **_states(encoded))
 
 
 def _within(places: Tensor, length: int) -> Tensor:

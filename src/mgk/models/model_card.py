@@ -102,8 +102,8 @@ def write_card(
     about = f"A transformer with {config.attention} attention, the baseline of the mixtures of keys."
     if VARIANTS[config.attention].is_mixture:
         about = (
-            f"A transformer in which every key is a mixture of {config.num_mixtures} components (Nguyen et al.,"
-            " Improving Transformers with Probabilistic Attention Keys, ICML 2022)."
+            f"A transformer in which every key is a mixture of {config.num_mixtures} components"
+            " (Nguyen et al., Improving Transformers with Probabilistic Attention Keys, ICML 2022)."
         )
     card = _CARD.format(
         front_matter=yaml.safe_dump(front, sort_keys=False),

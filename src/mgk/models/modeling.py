@@ -45,7 +45,7 @@ _RESETS_ITSELF = (mgk_nn.MixtureAttention, mgk_nn.LearnedPrior, mgk_nn.LearnedVa
 
 
 class OutputOptions(PackingOptions, total=False):
-    """Where packed sequences are, and what else a model returns; ``config`` has the defaults."""
+    """Where packed sequences are, and what else a model returns; by default ``config``'s."""
 
     output_attentions: bool | None  # weights (B, H, L, S) of every layer
     output_hidden_states: bool | None  # embeddings and layers, the last one normed
@@ -211,9 +211,8 @@ def check_attn_implementation(config: MgkConfig) -> None:
     asked = config._attn_implementation
     if asked not in (None, "eager"):
         config._attn_implementation = None
-        raise ValueError(
-            f"attn_implementation must be 'eager' or left out, got {asked!r}: backend chooses the kernel"
-        )
+        wanted = "'eager' or left out"
+        raise ValueError(f"attn_implementation must be {wanted}, got {asked!r}: backend chooses the kernel")
 
 
 class MgkPreTrainedModel(PreTrainedModel):
@@ -238,8 +237,8 @@ class MgkPreTrainedModel(PreTrainedModel):
     def __init__(self, config: MgkConfig, *args: Any, **kwargs: Any) -> None:
         config.check()  # again: attributes may have been set since it was made
         if config.patch_size is not None and not self.takes_patches:
-            name = type(self).__name__
-            raise ValueError(f"patch_size must be None for {name}; MgkForImageClassification reads patches")
+            wanted = f"None for {type(self).__name__}"
+            raise ValueError(f"patch_size must be {wanted}; MgkForImageClassification reads patches")
         check_attn_implementation(config)
         super().__init__(config, *args, **kwargs)
 
@@ -382,7 +381,9 @@ class MgkModel(MgkPreTrainedModel):
         batch, length = vectors.shape[:2]
         cache = self._cache(past_key_values, use_cache)
         attentions: list[Any] = [layer.attention for layer in self.layers]
-        layer_caches = [None if cache is None else core_cache(cache, i, x) for i, x in enumerate(attentions)]
+        layer_caches: list[caches.Cache | None] = [None] * len(attentions)
+        if cache is not None:
+            layer_caches = [core_cache(cache, i, x) for i, x in enumerate(attentions)]
         tokens = TokenPlaces(layer_caches[0], batch, length, vectors.device)
         if output_attentions is None:
             output_attentions = config.output_attentions
@@ -397,7 +398,8 @@ class MgkModel(MgkPreTrainedModel):
         segment_ids = find_segments(packing, position_ids, attention_mask, (batch, length), past)
         if segment_ids is not None:
             if self.embeddings.cls is not None:
-                raise ValueError("pooling='cls' has one vector per row: packed sequences need pooling='mean'")
+                wanted = "packed sequences need pooling='mean'"
+                raise ValueError(f"pooling='cls' has one vector per row: {wanted}")
             if position_ids is None:
                 position_ids = restarting_positions(segment_ids)[:, past:]
         if position_ids is None:
@@ -417,7 +419,8 @@ class MgkModel(MgkPreTrainedModel):
                 if layer_cache is not None:
                     stack.enter_context(layer_cache.unchanged_on_error())
             for layer, layer_cache in zip(self.layers, layer_caches, strict=True):
-                hidden, weights = layer(hidden, need_weights=output_attentions, cache=layer_cache, **options)
+                options["cache"] = layer_cache
+                hidden, weights = layer(hidden, need_weights=output_attentions, **options)
                 all_hidden.append(hidden)
                 all_weights.append(weights)
             hidden = self.norm(hidden)
@@ -454,18 +457,17 @@ class MgkModel(MgkPreTrainedModel):
             return
         # reading values waits for the device: only where one can be too large
         if (last := int(position_ids.max())) >= limit:
-            raise ValueError(
-                f"the input reaches position {last}, and position='learned' has"
-                f" max_position_embeddings={limit}: give a shorter input"
-            )
+            have = f"position='learned' has max_position_embeddings={limit}"
+            raise ValueError(f"the input reaches position {last}, and {have}: give a shorter input")
 
 
 def _check_unused(unused: Mapping[str, Any]) -> None:
-    """Raise for arguments that mean something; None and what ``generate`` passes on mean nothing here."""
+    """Raise for arguments other than None and those that ``generate`` passes on."""
     for name, value in unused.items():
         if value is not None and name not in _PASSED_ON:
-            known = [x for x in inspect.signature(MgkModel.forward).parameters if x not in ("self", "unused")]
-            raise TypeError(f"forward got an unexpected argument {name!r}: {did_you_mean(name, known)}")
+            known = inspect.signature(MgkModel.forward).parameters.keys() - {"self", "unused"}
+            near = did_you_mean(name, sorted(known))
+            raise TypeError(f"forward got an unexpected argument {name!r}: {near}")
 
 
 class TokenPlaces:
@@ -492,13 +494,12 @@ class TokenPlaces:
         attention_mask = pad(attention_mask, (0, self.num_keys - got[1]), value=1)
         if attention_mask.dtype == torch.bool:
             return attention_mask
-        # reading whole numbers would wait for a device at every token; additive masks are mostly floats
+        # reading whole numbers would wait for the device at every token
         is_cheap = attention_mask.is_floating_point() or attention_mask.device.type == "cpu"
         if is_cheap and not torch.compiler.is_compiling() and bool((attention_mask < 0).any()):
             least = attention_mask.min().item()
-            raise ValueError(
-                f"attention_mask must be 1 for real tokens and 0 for padding, not additive, got {least}"
-            )
+            meaning = "1 for real tokens and 0 for padding, not additive"
+            raise ValueError(f"attention_mask must be {meaning}, got {least}")
         return attention_mask.bool()
 
     def positions(self, key_mask: Tensor | None) -> Tensor:
@@ -523,7 +524,8 @@ def _check_mark(model: nn.Module, state_dict: dict[str, Tensor], prefix: str, *a
     attention = config.attention
     mark = state_dict.setdefault(prefix + VARIANT_MARK, _mark(attention))
     if (found := _marked(mark)) != attention:
-        raise ValueError(f"the weights do not fit attention={attention!r}: they are of attention={found!r}")
+        misfit = f"the weights do not fit attention={attention!r}"
+        raise ValueError(f"{misfit}: they are of attention={found!r}")
 
 
 def _marked(mark: Tensor) -> str:
@@ -576,9 +578,8 @@ def check_weights(cls: Any, model: Any, info: dict[str, Any], place: object, may
         if names:
             raise ValueError(f"{misfit}: {kind} are {_some(names)}")
     if mismatched and not may_mismatch:
-        way = (
-            "" if any(map(is_of_transformer, mismatched)) else "; ignore_mismatched_sizes=True starts them anew"
-        )
+        is_head = not any(map(is_of_transformer, mismatched))
+        way = "; ignore_mismatched_sizes=True initialises them" if is_head else ""
         raise RuntimeError(f"{misfit}: of another shape are {_some(mismatched.values())}{way}")
     return new
 

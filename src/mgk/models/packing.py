@@ -1,4 +1,4 @@
-"""Packed rows: several sequences one after another in a row, without padding between them."""
+"""Packed rows: several sequences in a row, without padding."""
 
 from typing import TypedDict
 
@@ -10,10 +10,10 @@ from mgk.functional.mixture.inputs import compute_dtype
 
 
 class PackingOptions(TypedDict, total=False):
-    """Where the sequences of packed rows are, by the names of ``DataCollatorWithFlattening``."""
+    """Where packed sequences are, by the names of ``DataCollatorWithFlattening``."""
 
     seq_idx: Tensor | None  # int (B, past + L): a sequence is a run of equal numbers
-    cu_seq_lens_q: Tensor | None  # int (sequences + 1,), for one row: where each begins, and the row's end
+    cu_seq_lens_q: Tensor | None  # int (sequences + 1,), of one row: the starts, and its end
     cu_seq_lens_k: Tensor | None  # the same
     max_length_q: int | None  # not needed
     max_length_k: int | None  # not needed
@@ -26,10 +26,10 @@ def find_segments(
     sizes: tuple[int, int],
     past: int = 0,
 ) -> Tensor | None:
-    """The segment ids (B, past + L) of packed rows of ``sizes`` (B, L); None: each row is one sequence.
+    """The segment ids (B, past + L) of packed rows of ``sizes`` (B, L); None: not packed.
 
-    They are ``seq_idx``, or made from ``cu_seq_lens_q``, or from ``position_ids`` that fall or stay somewhere, where
-    neither a mask nor a cache gives such positions another reason.
+    They are ``seq_idx``, or follow from ``cu_seq_lens_q``, or without mask and cache from
+    ``position_ids`` that fall or stay somewhere.
     """
     batch, length = sizes
     if (ids := options.get("seq_idx")) is not None:
@@ -37,11 +37,14 @@ def find_segments(
     bounds = options.get("cu_seq_lens_q")
     if bounds is not None:
         if batch != 1 or bounds.ndim != 1 or past:
-            got = f"{batch} rows of {past + length} tokens and bounds of shape {tuple(bounds.shape)}"
+            shape = tuple(bounds.shape)
+            got = f"{batch} rows of {past + length} tokens and bounds of shape {shape}"
             raise ValueError(f"cu_seq_lens_q must be 1-D, for one row without a cache, got {got}")
-        if not torch.compiler.is_compiling() and (int(bounds[0]), int(bounds[-1])) != (0, length):
-            got = f"{int(bounds[0])} to {int(bounds[-1])}"
-            raise ValueError(f"cu_seq_lens_q must go from 0 to the row's {length} tokens, got {got}")
+        if not torch.compiler.is_compiling():
+            first, last = int(bounds[0]), int(bounds[-1])
+            if (first, last) != (0, length):
+                wanted = f"go from 0 to the row's {length} tokens"
+                raise ValueError(f"cu_seq_lens_q must {wanted}, got {first} to {last}")
         positions = torch.arange(length, device=bounds.device, dtype=bounds.dtype)
         return torch.searchsorted(bounds, positions, right=True).unsqueeze(0)
     if position_ids is None or attention_mask is not None or past or position_ids.shape[-1] < 2:
@@ -56,7 +59,8 @@ def find_segments(
 
 def restarting_positions(segment_ids: Tensor) -> Tensor:
     """0, 1, 2, ... within every segment: (B, S)."""
-    return torch.arange(segment_ids.shape[1], device=segment_ids.device) - segment_bounds(segment_ids)[0]
+    places = torch.arange(segment_ids.shape[1], device=segment_ids.device)
+    return places - segment_bounds(segment_ids)[0]
 
 
 def mean_of_segments(hidden: Tensor, segment_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
@@ -68,10 +72,11 @@ def mean_of_segments(hidden: Tensor, segment_ids: Tensor, attention_mask: Tensor
     is_first = starts == torch.arange(starts.shape[1], device=starts.device)
     number = is_first.flatten().cumsum(0) - 1  # of the segment of each token, over all rows
     exact = hidden.to(compute_dtype(hidden)).flatten(0, 1)
-    is_real = torch.ones_like(number) if attention_mask is None else attention_mask.flatten().bool().long()
+    is_real = torch.ones_like(number, dtype=exact.dtype)
+    if attention_mask is not None:
+        is_real = attention_mask.flatten().bool().to(exact.dtype)
     sums = exact.new_zeros(int(number[-1]) + 1, exact.shape[1])
-    counts = exact.new_zeros(len(sums))
+    counts = exact.new_zeros(len(sums)).index_add(0, number, is_real)
     sums = sums.index_add(0, number, exact * is_real.unsqueeze(-1))
-    counts = counts.index_add(0, number, is_real.to(exact.dtype))
     has_token = counts > 0
     return (sums[has_token] / counts[has_token].unsqueeze(-1)).to(hidden.dtype)

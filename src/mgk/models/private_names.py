@@ -1,4 +1,4 @@
-"""Names without a promise to stay that mgk.nn and mgk.models override or use, and why."""
+"""Private names of torch and transformers that mgk overrides or uses, and why."""
 
 PRIVATE_NAMES: dict[str, str] = {
     "torch.nn.Module._apply": "Module.to has no hook: the M-step's buffers stay in float32",
@@ -18,10 +18,10 @@ PRIVATE_NAMES: dict[str, str] = {
 
 # Names that are read or set, not overridden.
 PRIVATE_ATTRIBUTES: dict[str, str] = {
-    "torch.nn.MultiheadAttention._qkv_same_embed_dim": "what nn.TransformerEncoder asks before it fuses",
+    "torch.nn.MultiheadAttention._qkv_same_embed_dim": "nn.TransformerEncoder fuses by it",
     "transformers.PreTrainedConfig._attn_implementation": "a refused request is forgotten",
 }
 
-# The logger and the start of the warning about missing weights, which an error replaces.
-# set_verbosity would hide every other warning too.
+# The logger and the first words of the warning about missing weights, which an error
+# replaces; set_verbosity would hide every other warning too.
 LOAD_REPORT = ("transformers.modeling_utils", "LOAD REPORT")

@@ -1,6 +1,6 @@
 """The caches of mgk.nn as layers of a transformers cache.
 
-On first use a :class:`CoreCacheLayer` replaces an empty layer of a ``DynamicCache`` or ``StaticCache``.
+On first use a :class:`CoreCacheLayer` replaces an empty layer of a transformers cache.
 """
 
 from typing import Any
@@ -136,8 +136,9 @@ def _prefix(layer: CacheLayerMixin, attention: MixtureAttention) -> KeyValueCach
     Each key stands for all M components: one Gaussian.
     """
     keys, values = layer.keys, layer.values
+    wanted = (attention.num_key_value_heads, attention.head_dim)
     fits = keys.ndim == 4 and keys.shape == values.shape
-    fits = fits and (keys.shape[1], keys.shape[3]) == (attention.num_key_value_heads, attention.head_dim)
+    fits = fits and (keys.shape[1], keys.shape[3]) == wanted
     cache = attention.new_cache()
     if type(layer) is not DynamicLayer or not isinstance(cache, KeyValueCache) or not fits:
         return None

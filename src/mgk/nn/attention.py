@@ -86,8 +86,8 @@ class MixtureAttention(nn.Module):
         feature_map: Linear variants: "elu", "favor", "dpfp" or a callable.
         dropout: Of attention weights; not for the linear variants.
         bias: Whether projections have biases.
-        init: The start of queries, keys and shifts: "paper", "narrow", or the standard
-            deviation of the scores q.k / sqrt(D) for normalised inputs.
+        init: Of queries, keys and shifts: "paper", "narrow", or the standard deviation of
+            the scores q.k / sqrt(D) for normalised inputs.
         backend: "auto" or one of ``mgk.available_backends()``.
     """
 
@@ -153,13 +153,13 @@ class MixtureAttention(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Glorot projections, whatever M is; zero biases; queries, keys and shifts by ``init``.
+        """Glorot projections, zero biases; queries, keys and shifts by ``init``.
 
-        Uniform weights of variance s / embed_dim make queries and keys of variance s in each
-        coordinate, where inputs have variance 1, and so scores q.k / sqrt(D) of standard deviation s.
+        Weights of variance s / embed_dim make queries and keys of variance s, where inputs
+        have variance 1, and so scores q.k / sqrt(D) of standard deviation s.
         """
         chosen = variants.NARROW_SCORE_STD if self.init == "narrow" else self.init
-        score_std = None if isinstance(chosen, str) else chosen  # None: the paper's start
+        score_std = None if isinstance(chosen, str) else chosen  # None: "paper"
         key_heads = self.num_key_value_heads
         heads = {self.q_proj: self.num_heads, self.k_proj: key_heads, self.v_proj: key_heads}
         for projection in (self.q_proj, self.k_proj, self.v_proj, self.o_proj):
@@ -171,8 +171,8 @@ class MixtureAttention(nn.Module):
             nn.init.uniform_(projection.weight, -bound, bound)
             if projection.bias is not None:
                 nn.init.zeros_(projection.bias)
-        if self.shifts is not None:
-            nn.init.normal_(self.shifts, std=1.0 if score_std is None else score_std**0.5)  # as keys
+        if self.shifts is not None:  # as keys
+            nn.init.normal_(self.shifts, std=1.0 if score_std is None else score_std**0.5)
         for part in (self.prior, self.variance):
             if isinstance(part, LearnedPrior | LearnedVariance | EMModule):
                 part.reset_parameters()
@@ -270,7 +270,9 @@ class MixtureAttention(nn.Module):
         cache: Cache | None = None,
         need_weights: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """Concat(H_1, ..., H_H) W_O (B, L, embed_dim) of :meth:`project`'s tensors, and the weights or None.
+        """Concat(H_1, ..., H_H) W_O (B, L, embed_dim), and the weights or None.
+
+        ``query``, ``keys`` and ``value`` are those of :meth:`project`.
 
         ``query_mask``, bool (B, L), has the queries of which the M-step's statistics are
         taken; the rest is as in :meth:`forward`.
@@ -316,12 +318,13 @@ class MixtureAttention(nn.Module):
 
     def extra_repr(self) -> str:
         """The options."""
-        names = ("variant", "head_dim", "num_mixtures", "kernel", "e_step", "dropout", "init", "backend")
+        names = ["variant", "head_dim", "num_mixtures", "kernel", "e_step", "dropout", "init", "backend"]
+        if self.window is not None:
+            names.insert(0, "window")
+        if self.num_key_value_heads != self.num_heads:
+            names.insert(0, "num_key_value_heads")
         options = (f"{name}={getattr(self, name)!r}" for name in names)
-        groups = {"num_key_value_heads": self.num_key_value_heads, "window": self.window}
-        defaults = (self.num_heads, None)
-        given = (f"{name}={x}" for (name, x), y in zip(groups.items(), defaults, strict=True) if x != y)
-        return ", ".join([str(self.embed_dim), str(self.num_heads), *given, *options])
+        return ", ".join([str(self.embed_dim), str(self.num_heads), *options])
 
     def _mixture(
         self, query: Tensor, keys: Tensor, value: Tensor, key_mask: Tensor | None, options: _Options
@@ -332,7 +335,7 @@ class MixtureAttention(nn.Module):
         num_keys, first = keys.shape[3], 0
         if static is not None:
             num_keys = static.max_length
-        elif cache is not None:  # the keys before the first in the window have been forgotten, or may be
+        elif cache is not None:  # keys before the window may be gone
             num_keys, first = num_keys + cache.length, cache.first_seen
         mask = validation.attn_mask(options.attn_mask, query, num_keys)
         key_mask = validation.token_mask("key_mask", key_mask, query, num_keys, "BS")
@@ -341,7 +344,8 @@ class MixtureAttention(nn.Module):
             mask = masks.join(mask, key_mask[:, None, None])
         if static is not None:
             window = validation.window(self.window, options.is_causal)
-            mask = masks.join(mask, static.visible(keys.shape[3], options.is_causal, window)[None, None])
+            visible = static.visible(keys.shape[3], options.is_causal, window)
+            mask = masks.join(mask, visible[None, None])
         if cache is not None:
             keys, value = cache.append(keys, value)
         inputs = validate_inputs(
@@ -362,7 +366,9 @@ class MixtureAttention(nn.Module):
         heads, _ = attention.attend(inputs, self.backend)
         if self._collects_statistics(cache):
             self._observe(inputs, options.query_mask)
-        return heads, pad(attention.weights(inputs), (first, 0)) if options.need_weights else None
+        if not options.need_weights:
+            return heads, None
+        return heads, pad(attention.weights(inputs), (first, 0))
 
     def _linear(
         self, query: Tensor, keys: Tensor, value: Tensor, key_mask: Tensor | None, options: _Options
@@ -374,19 +380,22 @@ class MixtureAttention(nn.Module):
         num_keys = static.max_length if static else past + added
         is_shared = getattr(self.prior, "max_positions", None) is None
         if static and not is_shared:
-            raise ValueError(
-                "a prior with max_positions needs the place of a token as a number: use new_cache()"
-            )
+            needed = "the place of a token as a number"
+            raise ValueError(f"a prior with max_positions needs {needed}: use new_cache()")
         key_mask = validation.token_mask("key_mask", key_mask, query, num_keys, "BS")
-        if key_mask is not None:  # the state is masked already
-            key_mask = key_mask.index_select(1, static.places(added)) if static else key_mask[:, past:]
+        if key_mask is not None and static:
+            key_mask = key_mask.index_select(1, static.places(added))
+        elif key_mask is not None:  # the state is masked already
+            key_mask = key_mask[:, past:]
         ids, state = validation.segment_ids(options.segment_ids, query, past + added), None
         if cache is not None:
             state = cache.state
         if ids is not None:
             if state is not None and added:  # it is of the last token's segment
-                goes_on = ids[:, past - 1] == ids[:, past]
-                state = LinearState(*(x.where(goes_on.view(-1, *[1] * (x.ndim - 1)), 0.0) for x in state))
+                goes_on = (ids[:, past - 1] == ids[:, past])[:, None, None]
+                numerator, normaliser = state
+                numerator = numerator.where(goes_on[..., None], 0.0)
+                state = LinearState(numerator, normaliser.where(goes_on, 0.0))
             ids = ids[:, past:]
         if self.shifts is not None:
             keys = keys + self.shifts[None, :, :, None].to(keys.dtype)
@@ -438,21 +447,21 @@ class MixtureAttention(nn.Module):
             if cache is not None:
                 raise ValueError("cache holds the tokens of x: it cannot be used with context")
             if self.window is not None:
-                raise ValueError(
-                    f"window={self.window} is of the positions of x: it cannot be used with context"
-                )
+                given = f"window={self.window}"
+                raise ValueError(f"{given} is of the positions of x: it cannot be used with context")
             if rotary is not None:
                 raise ValueError("rotary has the positions of x: it cannot be used with context")
         if cache is not None:
             if not isinstance(cache, type(self.new_cache())):
-                raise TypeError(
-                    f"cache must be what new_cache() of this variant gives, got {type(cache).__name__}"
-                )
+                got = type(cache).__name__
+                raise TypeError(f"cache must be what new_cache() of this variant gives, got {got}")
             left, _ = validation.window(self.window, is_causal=True)
             if type(cache) is KeyValueCache and cache.left != left:
-                raise ValueError(f"cache must be of a window with left={left}, got one with left={cache.left}")
+                got = f"one with left={cache.left}"
+                raise ValueError(f"cache must be of a window with left={left}, got {got}")
             if cache.batch not in (None, x.shape[0]):
-                raise ValueError(f"cache holds a batch of {cache.batch} sequences, got x with {x.shape[0]}")
+                held = f"a batch of {cache.batch} sequences"
+                raise ValueError(f"cache holds {held}, got x with {x.shape[0]}")
         if rotary is not None:
             self._check_rotary(x, rotary)
 
@@ -461,10 +470,9 @@ class MixtureAttention(nn.Module):
         dtype = self.q_proj.weight.dtype if type(self.q_proj) is nn.Linear else value.dtype
         if value.dtype != dtype and not validation.is_autocast_on(value):
             have, wanted = (str(d).removeprefix("torch.") for d in (value.dtype, dtype))
-            raise TypeError(
-                f"{name} must have the dtype of the module's weights, {wanted}, got {have}:"
-                f" convert one of them, or run under torch.autocast"
-            )
+            advice = "convert one of them, or run under torch.autocast"
+            wanted = f"the dtype of the module's weights, {wanted}"
+            raise TypeError(f"{name} must have {wanted}, got {have}: {advice}")
 
     def _check_rotary(self, x: Tensor, rotary: Any) -> None:
         is_pair = isinstance(rotary, tuple) and len(rotary) == 2
@@ -473,8 +481,9 @@ class MixtureAttention(nn.Module):
         wanted = (x.shape[1], self.head_dim)
         for table in rotary:
             if table.shape not in (wanted, (1, *wanted), (x.shape[0], *wanted)):
+                shapes = f"(L, D) = {wanted} or (B, L, D)"
                 got = tuple(table.shape)
-                raise ValueError(f"rotary must have tables of shape (L, D) = {wanted} or (B, L, D), got {got}")
+                raise ValueError(f"rotary must have tables of shape {shapes}, got {got}")
         if self.head_dim % 2:
             raise ValueError(f"rotary needs an even head_dim, got {self.head_dim}")
 
@@ -515,13 +524,11 @@ def check_options(options: Mapping[str, Any]) -> None:
         raise ValueError("variant='softmax' has the fixed scale sqrt(D): it needs variance='constant'")
     is_dot = options["kernel"] == "dot"
     if variant.name == "smgk" and is_dot and not has_variance:
-        raise ValueError(
-            "kernel='dot' cancels the shifts of variant='smgk' unless its variance is learned or em"
-        )
+        unless = "unless its variance is learned or em"
+        raise ValueError(f"kernel='dot' cancels the shifts of variant='smgk' {unless}")
     if variant.is_linear and options["window"] is not None:
-        raise ValueError(
-            f"window must be None for variant={variant.name!r}, whose state is a sum over all keys"
-        )
+        why = "whose state is a sum over all keys"
+        raise ValueError(f"window must be None for variant={variant.name!r}, {why}")
     used = {
         "kernel": is_dot,
         "e_step": is_hard,
@@ -534,7 +541,7 @@ def check_options(options: Mapping[str, Any]) -> None:
 
 
 def check_init(init: Any) -> None:
-    """Raise unless ``init`` is the name of a start or a positive standard deviation."""
+    """Raise unless ``init`` is a name or a positive standard deviation."""
     if isinstance(init, str):
         validation.option("init", init, CHOICES["init"])
     elif isinstance(init, bool) or not isinstance(init, int | float) or not 0 < init < math.inf:

@@ -1,4 +1,4 @@
-"""Caches for decoding: growing keys and values, or a constant state; both also with a length that is a tensor."""
+"""Caches for decoding: growing keys and values, or a constant state; or static ones."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ from torch import Tensor
 from mgk.functional import validation
 from mgk.functional.linear.api import LinearState
 
-MAX_CROP = 64  # tokens that a cache with a window can drop: assisted decoding takes back rejected ones
+MAX_CROP = 64  # tokens that a cache with a window can drop, as assisted decoding does
 
 
 class Cache:
@@ -46,16 +46,15 @@ class Cache:
         if not 0 <= length <= self.length:
             raise ValueError(f"length must be from 0 to the cache's {self.length}, got {length}")
         if not self.is_croppable and 0 < length < self.length:
-            raise ValueError(
-                f"a linear state of {self.length} tokens cannot be cropped to {length}: it is a sum"
-            )
+            state = f"a linear state of {self.length} tokens"
+            raise ValueError(f"{state} cannot be cropped to {length}: it is a sum")
         self.length = length
         if length == 0:
             self._tensors = None
 
     @contextmanager
     def unchanged_on_error(self) -> Iterator[None]:
-        """A call that is refused leaves the cache as it was: what is held is never written over."""
+        """An error leaves the cache as it was: what is held is never written over."""
         if torch.compiler.is_compiling():
             yield
             return
@@ -74,10 +73,10 @@ class Cache:
         return self._tensors or ()
 
     def _leave_inference_mode(self) -> None:
-        """Copy what was made under ``inference_mode`` once it is used outside, where it could not be changed."""
-        if torch.compiler.is_compiling():
+        """Copy tensors of ``inference_mode`` once they are used outside."""
+        if torch.compiler.is_compiling() or torch.is_inference_mode_enabled():
             return
-        if self._tensors and self._tensors[0].is_inference() and not torch.is_inference_mode_enabled():
+        if self._tensors and self._tensors[0].is_inference():
             self._tensors = tuple(x.clone() for x in self._tensors)
 
 
@@ -114,11 +113,11 @@ class KeyValueCache(Cache):
         return 0 if self.left is None else max(0, self.length - self.left)
 
     def prefill(self, keys: Tensor, value: Tensor) -> None:
-        """Start with keys (B, H, M, S, D) and values (B, H, S, E), not detached: prefixes are trained."""
+        """Start with keys (B, H, M, S, D) and values (B, H, S, E), which keep their gradient."""
         self._tensors, self.length = (keys, value), keys.shape[3]
 
     def append(self, keys: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Add keys (B, H, M, L, D) and values (B, H, L, E); return all from ``first_seen`` on."""
+        """Add keys (B, H, M, L, D) and values (B, H, L, E); all from ``first_seen`` on."""
         self._leave_inference_mode()
         past, added, first = self.length, keys.shape[3], self.first_seen
         stored = self._reserve(keys, value, past + added)
@@ -138,10 +137,9 @@ class KeyValueCache(Cache):
         if self.start and isinstance(length, int) and 0 < length < self.length:
             least = self.start + (self.left or 0)
             if length < least:
-                raise ValueError(
-                    f"length must be 0 or from {least} to {self.length}, got {length}: with a window the"
-                    f" cache forgets what {MAX_CROP} tokens back is out of sight"
-                )
+                wanted = f"0 or from {least} to {self.length}"
+                why = f"with a window the cache forgets what {MAX_CROP} tokens back is out of sight"
+                raise ValueError(f"length must be {wanted}, got {length}: {why}")
         super().crop(length)
         if length == 0:
             self.start = self._stored_from = 0
@@ -150,7 +148,8 @@ class KeyValueCache(Cache):
         return self._between(self.start, self.length)
 
     def _between(self, start: int, stop: int) -> tuple[Tensor, ...]:
-        return tuple(x.narrow(-2, start - self._stored_from, stop - start) for x in self._tensors or ())
+        first = start - self._stored_from
+        return tuple(x.narrow(-2, first, stop - start) for x in self._tensors or ())
 
     def _check_like(self, keys: Tensor) -> None:
         old, shape = self._tensors, keys.shape[:3]
@@ -225,7 +224,7 @@ class StaticCache(Cache):
         return self.position + torch.arange(added, device=self.position.device)
 
     def visible(self, num_queries: int, is_causal: bool, window: tuple[int | None, int | None]) -> Tensor:
-        """Bool (L, max_length): the places that the next ``num_queries`` tokens see, ``window`` = (left, right)."""
+        """Bool (L, max_length): the places that the next ``num_queries`` tokens see."""
         own = self.places(num_queries)[:, None]  # (L, 1)
         left, right = window
         places = torch.arange(self.max_length, device=own.device)
@@ -236,8 +235,9 @@ class StaticCache(Cache):
 
     def _leave_inference_mode(self) -> None:
         super()._leave_inference_mode()
-        is_tracing = torch.compiler.is_compiling()
-        if not is_tracing and self.position.is_inference() and not torch.is_inference_mode_enabled():
+        if torch.compiler.is_compiling() or torch.is_inference_mode_enabled():
+            return
+        if self.position.is_inference():
             self.position = self.position.clone()
 
     def _check_step(self, like: Tensor, added: int) -> None:
@@ -254,7 +254,7 @@ class StaticCache(Cache):
 
 
 class StaticKeyValueCache(StaticCache, KeyValueCache):
-    """Keys and values in ``max_length`` places: for compiled decoding, which then never compiles again.
+    """Keys and values in ``max_length`` places, for compiled decoding.
 
     ``key_mask``, ``attn_mask`` and weights have ``max_length`` columns.
 
@@ -263,7 +263,7 @@ class StaticKeyValueCache(StaticCache, KeyValueCache):
     """
 
     def append(self, keys: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Add keys (B, H, M, L, D) and values (B, H, L, E); return all ``max_length`` places."""
+        """Add keys (B, H, M, L, D) and values (B, H, L, E); all ``max_length`` places."""
         added = keys.shape[3]
         self._check_like(keys)
         self._check_step(keys, added)
@@ -279,7 +279,7 @@ class StaticKeyValueCache(StaticCache, KeyValueCache):
 
 
 class StaticStateCache(StaticCache, StateCache):
-    """The state of linear attention, with a length that is a tensor: for compiled decoding.
+    """The state of linear attention, for compiled decoding.
 
     ``key_mask`` has ``max_length`` columns.
 

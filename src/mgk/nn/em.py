@@ -11,7 +11,7 @@ from torch.utils.module_tracker import ModuleTracker
 
 from mgk.functional import validation
 
-# Training forwards without an M-step, after which it is said: more than people accumulate gradients over.
+# Training forwards without an M-step before a warning: more than gradients are accumulated over.
 PATIENCE = 100
 
 # Tells whether a backward pass is running (``is_bw``); tracks no module.
@@ -42,14 +42,15 @@ class EMModule(nn.Module):
         raise NotImplementedError
 
     def _count_forward(self) -> None:
-        """Warn once where training forwards pile up without an M-step: the parameters would stay where they start."""
+        """Warn once where training forwards pile up without an M-step."""
         if torch.compiler.is_compiling():
             return
         self.pending_forwards += 1
         if self.pending_forwards == PATIENCE:
             warnings.warn(
-                f"{PATIENCE} training forwards without m_step(): prior='em' and variance='em' do not learn by SGD; call"
-                " model.m_step() after every optimizer step, or mgk.nn.m_step_after(optimizer, model) once, or give"
+                f"{PATIENCE} training forwards without m_step(): prior='em' and variance='em'"
+                " do not learn by SGD; call model.m_step() after every optimizer step, or"
+                " mgk.nn.m_step_after(optimizer, model) once, or give"
                 " mgk.models.MStepCallback() to Trainer",
                 stacklevel=2,
             )
@@ -87,7 +88,7 @@ def zero_if_recomputing(statistic: Tensor) -> Tensor:
 
 
 def m_step_after(optimizer: torch.optim.Optimizer, model: nn.Module) -> RemovableHandle:
-    """Run :func:`m_step_all` after every ``optimizer.step()``, until ``.remove()`` of what is returned."""
+    """Run :func:`m_step_all` after every ``optimizer.step()``; ``.remove()`` ends that."""
     return optimizer.register_step_post_hook(lambda *_: m_step_all(model))
 
 

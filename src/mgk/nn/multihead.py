@@ -27,7 +27,7 @@ class MixtureOptions(TypedDict, total=False):
 
 
 class _NoFastPath:
-    """In place of a weight: ``nn.TransformerEncoderLayer`` fuses no module whose weights override functions."""
+    """In place of a weight: ``nn.TransformerEncoderLayer`` then does not fuse the module."""
 
     @classmethod
     def __torch_function__(cls, *args: Any, **kwargs: Any) -> Any:
@@ -35,13 +35,12 @@ class _NoFastPath:
 
 
 class MultiheadMixtureAttention(nn.Module):
-    """MultiHead(Q, K, V) = Concat(H_1, ..., H_H) W_O (Eq. 3), in the place of ``nn.MultiheadAttention``.
+    """MultiHead(Q, K, V) = Concat(H_1, ..., H_H) W_O (Eq. 3), as ``nn.MultiheadAttention``.
 
     Arguments, shapes, the polarity of masks (True is left out) and the returned pair are
-    those of ``nn.MultiheadAttention``, so that e.g. ``nn.TransformerEncoderLayer.self_attn``
-    takes it. Three things differ: a query with no key left gets zeros, not NaN; weights are
-    those before dropout; ``is_causal`` needs no ``attn_mask``. New code is better served by
-    :class:`MixtureAttention`, which is inside, as ``attention``.
+    those of ``nn.MultiheadAttention``. Three things differ: a query with no key left gets
+    zeros, not NaN; weights are those before dropout; ``is_causal`` needs no ``attn_mask``.
+    New code is better served by :class:`MixtureAttention`, which is its ``attention``.
 
     Args:
         embed_dim: Width of input and output.
@@ -58,7 +57,7 @@ class MultiheadMixtureAttention(nn.Module):
         options: Of :class:`MixtureAttention`: those of :class:`MixtureOptions`.
     """
 
-    # what nn.TransformerEncoder asks before it takes its fused path, which would bypass this module
+    # nn.TransformerEncoder's fused path would bypass this module
     _qkv_same_embed_dim = False
     in_proj_weight = in_proj_bias = _NoFastPath()
 
@@ -130,7 +129,7 @@ class MultiheadMixtureAttention(nn.Module):
         """The output, shaped as ``query``, and the weights or None.
 
         Args:
-            query: (L, B, embed_dim), with ``batch_first`` (B, L, embed_dim), or (L, embed_dim).
+            query: (L, B, embed_dim), (L, embed_dim), or with ``batch_first`` (B, L, embed_dim).
             key: (S, B, kdim), likewise.
             value: (S, B, vdim), likewise.
             key_padding_mask: (B, S) or (S,): bool, **True is left out**, or additive.
@@ -142,7 +141,8 @@ class MultiheadMixtureAttention(nn.Module):
         """
         is_self = key is query
         is_batched = isinstance(query, Tensor) and query.ndim == 3
-        query, key, value = (self._batch_first(*x) for x in zip("qkv", (query, key, value), strict=True))
+        given = {"query": query, "key": key, "value": value}
+        query, key, value = (self._batch_first(name, x) for name, x in given.items())
         inner = self.attention
         heads = inner.project(query, context=key, values=value)
         batch, length, size = query.shape[0], query.shape[1], key.shape[1]
@@ -151,9 +151,8 @@ class MultiheadMixtureAttention(nn.Module):
         if is_causal and length == size:
             mask = None  # the kernels know this one
         elif is_causal and mask is None:
-            raise ValueError(
-                f"is_causal without attn_mask needs as many keys as queries, got {size} and {length}"
-            )
+            wanted = "as many keys as queries"
+            raise ValueError(f"is_causal without attn_mask needs {wanted}, got {size} and {length}")
         else:
             is_causal = False
         if bias is not None:
@@ -178,16 +177,14 @@ class MultiheadMixtureAttention(nn.Module):
         """The options that the module inside does not have."""
         return f"batch_first={self.batch_first}, kdim={self.kdim}, vdim={self.vdim}"
 
-    def _batch_first(self, letter: str, x: Any) -> Tensor:
+    def _batch_first(self, name: str, x: Any) -> Tensor:
         """(B, L, C), of the query, key or value."""
-        name, width = {"q": ("query", self.embed_dim), "k": ("key", self.kdim), "v": ("value", self.vdim)}[
-            letter
-        ]
+        widths = {"query": "embed_dim", "key": "kdim", "value": "vdim"}
         dims = "BLC" if self.batch_first else "LBC"
         if isinstance(x, Tensor) and x.ndim == 2:
             x, dims = x.unsqueeze(0), "BLC"
         validation.tensor(name, x, dims)
-        validation.size(name, x, 2, width, {"q": "embed_dim", "k": "kdim", "v": "vdim"}[letter])
+        validation.size(name, x, 2, getattr(self, widths[name]), widths[name])
         return x if dims == "BLC" else x.transpose(0, 1)
 
     def _key_mask(self, mask: Any, batch: int, size: int) -> tuple[Tensor | None, Tensor | None]:
@@ -202,7 +199,8 @@ class MultiheadMixtureAttention(nn.Module):
         if mask.dtype == torch.bool:
             return ~mask, None
         if not mask.is_floating_point():
-            raise TypeError(f"{name} must be bool (True is left out) or an additive float, got {mask.dtype}")
+            kinds = "bool (True is left out) or an additive float"
+            raise TypeError(f"{name} must be {kinds}, got {mask.dtype}")
         # nn.TransformerEncoderLayer turns every bool mask into 0 and -inf
         key_mask = masks.admitted(mask)
         bias = mask.masked_fill(~key_mask, 0.0)
@@ -211,10 +209,9 @@ class MultiheadMixtureAttention(nn.Module):
         if not bool(bias.any()):
             return key_mask, None
         if self.attention.is_linear:
-            variant = self.attention.variant
-            raise ValueError(
-                f"{name} must be bool, or 0 and -inf, for variant={variant!r}: it has no scores to add to"
-            )
+            variant = f"variant={self.attention.variant!r}"
+            kinds = f"bool, or 0 and -inf, for {variant}"
+            raise ValueError(f"{name} must be {kinds}: it has no scores to add to")
         return key_mask, bias[:, None, None]
 
     def _attn_mask(self, mask: Any, batch: int, length: int, size: int) -> Tensor | None:
@@ -248,8 +245,8 @@ class MultiheadMixtureAttention(nn.Module):
             causal = masks.KeyRange(right=0).mask(query.shape[2], keys.shape[3], query.device)
             mask = masks.join(mask, causal)
         if self.bias_k is not None and self.bias_v is not None:
-            keys = torch.cat([keys, self.bias_k.to(keys.dtype).expand(keys.shape[0], -1, -1, -1, -1)], 3)
-            value = torch.cat([value, self.bias_v.to(value.dtype).expand(value.shape[0], -1, -1, -1)], 2)
+            key, last = (x.to(keys.dtype).expand(len(keys), *x.shape) for x in (self.bias_k, self.bias_v))
+            keys, value = torch.cat([keys, key], 3), torch.cat([value, last], 2)
         if self.add_zero_attn:
             keys, value = (nn.functional.pad(x, (0, 0, 0, 1)) for x in (keys, value))
         if key_mask is not None:

@@ -1,9 +1,10 @@
 """Ring attention: each rank holds its part of the sequence, and keys travel round.
 
-Rank r computes the attention of its queries over the keys that it holds, hands them to rank r + 1 and merges the pieces
-by their log-sum-exp (``merge_attention``). The backward sends the keys round once more, with the sums of their
-gradients. Memory: two parts of the keys and of the values at a time, whatever the number of ranks P. Traffic of a rank:
-P - 1 parts forward, P - 1 parts and P of their gradients backward, while the attention of the part before is computed.
+Rank r computes the attention of its queries over the keys that it holds, sends them to
+rank r + 1 and merges the pieces by their log-sum-exp (``merge_attention``). The backward
+sends the keys round once more, with the sums of their gradients. Memory: two parts of
+keys and values. Traffic of a rank, during the attention of the part before: P - 1 parts
+forward, P - 1 parts and P of their gradients backward.
 """
 
 from collections.abc import Sequence
@@ -35,21 +36,21 @@ def ring_attention(
 ) -> Tensor:
     r"""h_i = sum_j A_ij v_j (Eq. 9 and 10) over the keys of all ranks, for the queries of this one.
 
-    Every rank calls it with equal sizes. The result and, in the sum over ranks, every gradient are those of one process
-    with the whole sequence. Without ``torch.distributed`` it is one process. Windows, segments, masks of pairs and
-    dropout do not exist here.
+    Every rank calls it with equal sizes. The result and, in the sum over ranks, every
+    gradient are those of one process with the whole sequence. There are no windows,
+    segments, masks of pairs and dropout.
 
     Args:
         query: (B, Hq, L, D), this rank's part, Hq a multiple of H.
         keys: (B, H, M, S, D), this rank's part; with ``shifts`` (B, H, S, D).
         value: (B, H, S, E), this rank's part.
-        log_prior: log pi, 4-D, broadcastable to (B, H, M, S) of this rank, or with ``shifts`` (H, M).
+        log_prior: log pi, 4-D, broadcastable to (B, H, M, S), or with ``shifts`` (H, M).
         shifts: b_r (H, M, D), the same on every rank: k_jr = k_j + b_r.
         variance: sigma^2, a number, 4-D as ``log_prior``, or with ``shifts`` (H, M). None: sqrt(D).
         kernel: "gaussian" (Eq. 9) or "dot" (Eq. 8).
         e_step: "soft" or "hard" (Eq. 12).
         is_causal: of the whole sequence; the parts, of even length L = S, are those of
-            :func:`shard_sequence` with ``zigzag=True``, so that every rank computes equally many pairs.
+            :func:`shard_sequence` with ``zigzag=True``.
         key_mask: bool (B, S), this rank's part, True takes part.
         group: of the ranks; None: all processes.
 
@@ -115,7 +116,7 @@ class _Ring(NamedTuple):
     is_causal: bool
 
     def piece(self, owner: int, length: int) -> _Piece:
-        """Rank r has the chunks r and 2 P - 1 - r: those of a lower rank begin before and end after them."""
+        """Rank r has the chunks r and 2 P - 1 - r, between those of lower ranks."""
         whole, half = slice(None), length // 2
         if not self.is_causal or owner == self.rank:
             return _Piece(whole, whole, self.is_causal)
@@ -222,7 +223,7 @@ class _RingAttention(torch.autograd.Function):
 def _piece_gradients(
     part: tuple[Tensor, Tensor], grad: Tensor, out: Tensor, lse: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Of h_c and lse_c in h = sum_c w_c h_c with w_c = exp(lse_c - lse): w_c g and w_c g . (h_c - h)."""
+    """Of h_c and lse_c in h = sum_c w_c h_c, w_c = exp(lse_c - lse): w_c g, w_c g . (h_c - h)."""
     part_out, part_lse = (x.detach().to(out.dtype) for x in part)
     is_empty = part_lse == -torch.inf
     weight = (

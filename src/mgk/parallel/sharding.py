@@ -1,7 +1,7 @@
 """Parts of a sequence, one for each rank.
 
-A zigzag cuts the sequence into 2 P chunks and gives rank r the chunks r and 2 P - 1 - r: under causality every rank
-then has the same number of pairs.
+A zigzag cuts the sequence into 2 P chunks and gives rank r the chunks r and 2 P - 1 - r:
+under causality every rank then has the same number of pairs.
 """
 
 from typing import Any
@@ -21,11 +21,11 @@ def place(group: ProcessGroup | None) -> tuple[int, int]:
 def shard_sequence(
     x: Tensor, dim: int = 2, *, zigzag: bool = True, group: ProcessGroup | None = None
 ) -> Tensor:
-    """This rank's part of a whole sequence: chunks r and 2 P - 1 - r of 2 P, or without ``zigzag`` chunk r of P.
+    """This rank's chunks r and 2 P - 1 - r of 2 P, or without ``zigzag`` chunk r of P.
 
     Args:
         x: The same on every rank.
-        dim: Of the positions: 2 of queries and values (B, H, S, D), 3 of keys (B, H, M, S, D), 1 of tokens and masks.
+        dim: Of the positions: 2 of queries and values, 3 of keys, 1 of tokens and masks.
         zigzag: As :func:`ring_attention` with ``is_causal=True`` expects.
         group: None: all processes.
     """
@@ -41,7 +41,7 @@ def shard_sequence(
 def gather_sequence(
     x: Tensor, dim: int = 2, *, zigzag: bool = True, group: ProcessGroup | None = None
 ) -> Tensor:
-    """The whole sequence on every rank, from the parts of :func:`shard_sequence`; gradients are summed over ranks."""
+    """The whole sequence, from the parts of :func:`shard_sequence`; gradients are summed."""
     rank, ranks = place(group)
     parts = list(_AllGather.apply(x, rank, ranks, group)) if ranks > 1 else [x]
     if zigzag:

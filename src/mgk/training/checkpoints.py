@@ -1,7 +1,7 @@
-"""Checkpoints of a run: ``checkpoints/step-N``, complete or absent, with the SHA-256 of every file in a manifest.
+"""Checkpoints of a run: ``checkpoints/step-N``, written atomically, each with a manifest.
 
-A checkpoint holds all that the rest of the run depends on, the metrics and the best weights so far among it. Tensors
-are stored as safetensors and the rest as JSON: nothing is ever unpickled.
+A checkpoint holds all that the rest of the run depends on, the metrics and the best
+weights so far included, as safetensors and JSON: nothing is ever unpickled.
 """
 
 import re
@@ -18,6 +18,7 @@ from safetensors.torch import load_file, load_model, save_file, save_model
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from mgk._util.errors import first_line
 from mgk._util.files import (
     atomic_folder,
     file_specs,
@@ -38,6 +39,7 @@ RANKS = "ranks.safetensors"  # random states and what else each rank has of its 
 TIMINGS = "timings.safetensors"  # of every step
 PROGRESS = "progress.json"
 FORMAT = 2
+_UNFIT = (SafetensorError, OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError)
 
 
 def save(
@@ -49,7 +51,7 @@ def save(
     timings: Tensor,
     progress: Mapping[str, Any],
 ) -> None:
-    """Write a checkpoint, on the first rank; the options of the optimizer are the recipe's and are not saved."""
+    """Write a checkpoint, on the first rank; the optimizer's options are the recipe's."""
     states = optimizer.state_dict()["state"].items()
     with atomic_folder(run / CHECKPOINTS / f"step-{step}") as folder:
         save_model(model, str(folder / MODEL))
@@ -69,16 +71,15 @@ def save(
 def load(
     checkpoint: Path, model: nn.Module, optimizer: Optimizer
 ) -> tuple[dict[str, Tensor], Tensor, dict[str, Any]]:
-    """Restore the model and the optimizer; the states of the ranks, the timings and the progress are returned."""
+    """Restore model and optimizer; returns the ranks' states, the timings and the progress."""
     load_model(model, checkpoint / MODEL)
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     states: dict[int, dict[str, Tensor]] = defaultdict(dict)
     for key, value in load_file(checkpoint / OPTIMIZER).items():
         number, _, name = key.partition(".")
         if value.dim() and value.shape != parameters[int(number)].shape:
-            raise ValueError(
-                f"{OPTIMIZER}: {key} has the shape {tuple(value.shape)}, not that of its parameter"
-            )
+            shape = tuple(value.shape)
+            raise ValueError(f"{OPTIMIZER}: {key} has the shape {shape}, not that of its parameter")
         states[int(number)][name] = value
     optimizer.load_state_dict({**optimizer.state_dict(), "state": states})
     progress = read_json(checkpoint / PROGRESS)
@@ -87,26 +88,17 @@ def load(
 
 @contextmanager
 def restoring(checkpoint: Path) -> Iterator[None]:
-    """What does not fit the run, though it matches its manifest, is one sentence."""
+    """``TrainingError`` for a checkpoint that matches its manifest and not the run."""
     try:
         yield
-    except (
-        SafetensorError,
-        OSError,
-        ValueError,
-        LookupError,
-        TypeError,
-        AttributeError,
-        RuntimeError,
-    ) as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise TrainingError(
-            f"{checkpoint}: this is not a checkpoint of this run ({reason}): delete it to go on from the one before"
-        ) from error
+    except _UNFIT as error:
+        advice = "delete it to go on from the one before"
+        reason = f"this is not a checkpoint of this run ({first_line(error)})"
+        raise TrainingError(f"{checkpoint}: {reason}: {advice}") from error
 
 
 def restore_files(run: Path, checkpoint: Path | None) -> None:
-    """Give the run the metrics and the best weights as they were at the checkpoint; None: at the beginning."""
+    """Give the run the checkpoint's metrics and best weights; None: those of the beginning."""
     (run / METRICS).unlink(missing_ok=True)
     shutil.rmtree(run / BEST, ignore_errors=True)
     if checkpoint is not None:
@@ -124,7 +116,7 @@ def finalize(folder: Path) -> None:
 
 
 def verify(folder: Path) -> str | None:
-    """What is wrong with a folder, in half a sentence; None where it matches its manifest."""
+    """What is wrong with a folder; None where it matches its manifest."""
     try:
         if (found := read_sealed(folder / MANIFEST).get("format")) != FORMAT:
             return f"{MANIFEST} is of format {found}, not {FORMAT}"
@@ -150,8 +142,9 @@ def newest_valid(run: Path) -> tuple[Path | None, dict[Path, str]]:
 
 def list_checkpoints(run: Path) -> list[Path]:
     """All checkpoints of a run, the newest first, valid or not."""
-    found = [path for path in (run / CHECKPOINTS).glob("step-*") if re.fullmatch(r"step-\d+", path.name)]
-    return sorted(found, key=step_of, reverse=True)
+    found = (run / CHECKPOINTS).glob("step-*")
+    valid = (path for path in found if re.fullmatch(r"step-\d+", path.name))
+    return sorted(valid, key=step_of, reverse=True)
 
 
 def newest(run: Path) -> Path | None:

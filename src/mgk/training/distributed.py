@@ -1,4 +1,4 @@
-"""Thin wrappers over torch.distributed; without torchrun there is one rank and they do nothing."""
+"""Thin wrappers over torch.distributed; they do nothing without torchrun."""
 
 import logging
 import multiprocessing
@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 
 def choose_device(wanted: str) -> torch.device:
-    """The device of this process: for "auto" the accelerator of its local rank if there is one, else the CPU."""
+    """For "auto" the accelerator of the local rank, if there is one; else the CPU."""
     if wanted == "cpu" or not torch.accelerator.is_available():
         return torch.device("cpu")
     if num_launched() > 1:
@@ -22,10 +22,7 @@ def choose_device(wanted: str) -> torch.device:
 
 
 def init(device: torch.device) -> None:
-    """Join the process group of the processes that torchrun has started, if it has.
-
-    Tensors on the CPU are reduced by gloo, those on an accelerator by its own backend.
-    """
+    """Join torchrun's process group, if there is one: gloo on the CPU, else the device's own."""
     if num_launched() > 1 and not dist.is_initialized():
         dist.init_process_group("gloo" if device.type == "cpu" else None)
 
@@ -59,9 +56,10 @@ def all_reduce_sum(values: torch.Tensor) -> torch.Tensor:
 
 def all_gather(values: torch.Tensor) -> torch.Tensor:
     """The tensors of all ranks, (world_size, ...)."""
-    found = [values] if not is_distributed() else [torch.empty_like(values) for _ in range(world_size())]
-    if is_distributed():
-        dist.all_gather(found, values)
+    if not is_distributed():
+        return values.unsqueeze(0)
+    found = [torch.empty_like(values) for _ in range(world_size())]
+    dist.all_gather(found, values)
     return torch.stack(found)
 
 
@@ -87,9 +85,8 @@ def is_lost(error: Exception) -> bool:
 def hard_exit(code: int) -> NoReturn:
     """End this process, one of several ranks, without finalizing the interpreter.
 
-    A gloo thread may still release tensors; while the interpreter finalizes, taking its
-    lock inside a C++ destructor aborts the process. Destroying the group does not help:
-    whatever holds it keeps its threads alive. Other ranks are not waited for.
+    A gloo thread that releases a tensor meanwhile would abort the process, also after the
+    group is destroyed. Other ranks are not waited for.
     """
     if code == 0 and dist.is_initialized() and dist.get_backend() != "gloo":
         dist.destroy_process_group()  # collectives of a device may be in flight

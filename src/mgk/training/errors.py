@@ -4,8 +4,8 @@ from mgk._util.errors import UsageError, UserError
 
 
 class TrainingError(UserError):
-    """The run cannot go on: data, disk, values that are not finite, a folder that is not a run's."""
+    """The run cannot go on: data, disk, values that are not finite."""
 
 
 class RecipeError(UsageError, TrainingError):
-    """A wrong request: an unknown task, preset or field, a value that a field cannot have."""
+    """A wrong request: an unknown task, preset or field, or a wrong value."""

@@ -1,4 +1,4 @@
-"""Evaluates a model: accuracy and confusion, or perplexity and bits per byte, with their intervals."""
+"""Accuracy and confusion, or perplexity and bits per byte, with their intervals."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -24,7 +24,7 @@ from mgk.training.tasks import Batch, TaskData, count, lengths, load_model, open
 
 OnStep = Callable[[int, int], None]
 
-# Parts of a text whose losses give an interval: long, to be nearly independent, and many, for a standard deviation.
+# Parts of a text whose losses give an interval: long, to be nearly independent, yet many.
 BLOCKS = 32
 
 
@@ -34,11 +34,11 @@ class Perplexity:
 
     Attributes:
         window: tokens that a prediction sees at most.
-        stride: tokens between two windows; equal to the window, the text is cut into segments. The last ``stride``
-            positions of a window count, of the first one all.
-        text_tokens: of the split; more than ``tokens`` + 1 where only its beginning was used.
+        stride: tokens between two windows; the window's length for segments. The last
+            ``stride`` positions of a window count, of the first one all.
+        text_tokens: of the split; more than ``tokens`` + 1 if only its beginning was used.
         loss: the mean, in nats.
-        block_losses: of the successive parts of the text; fewer than ``BLOCKS`` where there are fewer windows.
+        block_losses: of successive parts of the text, at most ``BLOCKS``.
     """
 
     window: int
@@ -50,7 +50,7 @@ class Perplexity:
     block_losses: tuple[float, ...] = ()
 
     def interval(self, of_loss: Callable[[float], float] | None = None) -> Interval:
-        """exp, or ``of_loss``, of the mean loss and of Student's interval over the blocks."""
+        """exp, or ``of_loss``, of the mean loss and its Student interval over the blocks."""
         blocks = student_interval(self.block_losses)
         losses = self.loss, blocks.low, blocks.high
         return Interval(*map(of_loss or _exp, losses))
@@ -63,8 +63,9 @@ class Perplexity:
     @property
     def how(self) -> str:
         """Window, stride, and how much of the text."""
-        part = "" if self.is_whole else f", the first {self.tokens + 1:,} of {self.text_tokens:,} tokens only"
-        return f"window {self.window}, stride {self.stride}{part}"
+        how = f"window {self.window}, stride {self.stride}"
+        part = f"the first {self.tokens + 1:,} of {self.text_tokens:,} tokens only"
+        return how if self.is_whole else f"{how}, {part}"
 
     def __str__(self) -> str:
         return f"perplexity {self.value:.2f} ({self.how})"
@@ -75,7 +76,7 @@ class Evaluation:
     """The metrics of a model on a split.
 
     Attributes:
-        metric: "accuracy", or by segments "perplexity" or "bits_per_byte" (log2 of the perplexity of bytes).
+        metric: "accuracy", or by segments "perplexity" or "bits_per_byte".
         loss: the mean over examples or tokens.
         examples: how many; of running text, tokens.
         interval: of the value: Wilson's; of running text, Student's over the blocks.
@@ -111,7 +112,7 @@ def evaluate(
     max_tokens: int | None = None,
     on_step: OnStep = lambda done, total: None,
 ) -> Evaluation:
-    """Evaluate the model that a finished run has kept; under ``torchrun`` the processes share the work.
+    """Evaluate the model of a finished run; under ``torchrun`` the processes share the work.
 
     Options that are None are the recipe's.
 
@@ -119,7 +120,8 @@ def evaluate(
         split: "train", "validation" or "test".
         batch_size: examples at a time; results do not depend on it.
         window: of the sliding window, in tokens.
-        stride: tokens between two windows; 1 is the paper's. None here and in the recipe: no sliding window.
+        stride: tokens between two windows; 1 is the paper's. None, in the recipe too: no
+            sliding window.
         max_tokens: how much of the text it slides over; 0 for all.
     """
     recipe = finished_recipe(run)
@@ -127,7 +129,8 @@ def evaluate(
     sliding = {"window": window, "stride": stride, "max_tokens": max_tokens}
     given = {name: value or None for name, value in sliding.items() if value is not None}
     if given and not data.is_language:
-        raise RecipeError(f"window, stride and max_tokens are for language models, not for {recipe.task}")
+        names = "window, stride and max_tokens"
+        raise RecipeError(f"{names} are for language models, not for {recipe.task}")
     if batch_size is not None:
         given["batch_size"] = batch_size
     device = distributed.choose_device(recipe.training.device)
@@ -143,7 +146,7 @@ def evaluate_model(
     options: EvaluationSection,
     on_step: OnStep = lambda done, total: None,
 ) -> Evaluation:
-    """Evaluate a model on a split, shared between the ranks; every example counts once. See :func:`evaluate`."""
+    """Evaluate a model on a split, shared between the ranks; see :func:`evaluate`."""
     was_training = model.training
     model.eval()
     try:
@@ -176,7 +179,7 @@ def _classification(
         on_step(min(done * distributed.world_size(), total), total)
     labels, predictions = distributed.all_reduce_sum(found).unbind(-1)
     right = labels == predictions
-    confusion = torch.bincount(labels * classes + predictions, minlength=classes**2).reshape(classes, classes)
+    confusion = torch.bincount(labels * classes + predictions, minlength=classes**2)
     return Evaluation(
         data=data.task.name,
         split=split,
@@ -186,12 +189,12 @@ def _classification(
         examples=total,
         interval=wilson_interval(int(right.sum()), total),
         correct=right.tolist(),
-        confusion=confusion.tolist(),
+        confusion=confusion.reshape(classes, classes).tolist(),
     )
 
 
 def _batches_of_rank(examples: Dataset[Batch], batch_size: int) -> Iterator[list[int]]:
-    """Rows of similar length together, for less padding; results are stored by row, so their order does not matter."""
+    """Rows of similar length together, for less padding."""
     sizes = lengths(examples)
     order = np.arange(count(examples)) if sizes is None else np.argsort(sizes, kind="stable")
     mine = order[distributed.rank() :: distributed.world_size()]
@@ -203,16 +206,11 @@ def _language(
     model: MgkForCausalLM, data: TaskData, split: str, options: EvaluationSection, on_step: OnStep
 ) -> Evaluation:
     tokens = load_tokens(data.task.name, split, folder=data.folder)
-    limit, length, batch_size = (
-        getattr(data.section, f"{split}_examples"),
-        data.max_length,
-        options.batch_size or 1,
-    )
+    limit, length = getattr(data.section, f"{split}_examples"), data.max_length
 
     def measure(text: Tokens, window: int, stride: int, on_step: OnStep) -> Perplexity:
-        found = perplexity(
-            model.token_losses, text, window=window, stride=stride, batch_size=batch_size, on_step=on_step
-        )
+        sizes = {"window": window, "stride": stride, "batch_size": options.batch_size or 1}
+        found = perplexity(model.token_losses, text, **sizes, on_step=on_step)
         return replace(found, text_tokens=len(tokens))
 
     start = tokens if limit is None else tokens[: limit * length + 1]
@@ -243,12 +241,12 @@ def perplexity(
     batch_size: int,
     on_step: OnStep = lambda done, total: None,
 ) -> Perplexity:
-    """exp(mean of -log p(token | up to ``window`` tokens before it)), over all tokens but the first.
+    """exp(mean of -log p(token | up to ``window`` tokens before it)), without the first token.
 
     Args:
-        token_losses: takes inputs and targets (B, W) and returns -log p of every target, anything where it is -100.
-        stride: tokens between two windows, from 1 to W; see :func:`mgk.data.sliding_window_loss`.
-        batch_size: windows at a time; the result does not depend on it beyond rounding.
+        token_losses: -log p of every target (B, W), from inputs and targets (B, W).
+        stride: tokens between two windows; see :func:`mgk.data.sliding_window_loss`.
+        batch_size: windows at a time.
 
     Returns:
         The perplexity, over all ranks.

@@ -47,21 +47,21 @@ def generate(
     task = find_task(recipe.data.name)
     if task.kind != "language":
         raise RecipeError(f"{run}: a model of {recipe.task} classifies, it does not generate text")
-    model = cast("MgkForCausalLM", load_model(run, task)).to(choose_device(recipe.training.device)).eval()
+    device = choose_device(recipe.training.device)
+    model = cast("MgkForCausalLM", load_model(run, task)).to(device).eval()
     try:
         tokenizer = AutoTokenizer.from_pretrained(run / MODEL)
     except (OSError, ValueError) as error:
         raise TrainingError(f"{run / MODEL}: the tokenizer cannot be loaded ({error})") from None
     ids = tokenizer(prompt or "\n", return_tensors="pt")["input_ids"]
-    unknown = int((ids == tokenizer.unk_token_id).sum()) if tokenizer.unk_token_id is not None else 0
-    if unknown:
-        on_note(f"{unknown} of {ids.shape[1]} words of the prompt are not in the vocabulary")
-    length, limit = ids.shape[1] + max_new_tokens, model.config.max_position_embeddings
+    given, unk_id = ids.shape[1], tokenizer.unk_token_id
+    if unk_id is not None and (unknown := int((ids == unk_id).sum())):
+        on_note(f"{unknown} of {given} words of the prompt are not in the vocabulary")
+    length, limit = given + max_new_tokens, model.config.max_position_embeddings
     if length > limit:
         if model.config.position == "learned" and length - 1 > limit:
-            raise RecipeError(
-                f"{ids.shape[1]} tokens of the prompt and {max_new_tokens} new ones exceed {limit} positions"
-            )
+            sizes = f"{given} tokens of the prompt and {max_new_tokens} new ones"
+            raise RecipeError(f"{sizes} exceed {limit} positions")
         on_note(f"beyond {limit} tokens the model is outside of what it was trained on")
     options: dict[str, Any] = {"do_sample": False}
     if not greedy:
@@ -82,7 +82,7 @@ def generate(
 
 
 class _TextPieces(TextStreamer):
-    """Passes text on as soon as it is final: a word at its end, a character when all its bytes are there."""
+    """Passes text on as soon as it is final: whole words, whole characters."""
 
     def __init__(self, tokenizer: Any, on_text: Callable[[str], None], *, skip_prompt: bool) -> None:
         super().__init__(tokenizer, skip_prompt=skip_prompt)

@@ -1,4 +1,4 @@
-"""The training loop: gradient, optimizer step and M-step; metrics, evaluation and checkpoints when they are due."""
+"""The training loop: optimizer steps, M-steps, metrics, evaluation and checkpoints."""
 
 import math
 import time
@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 from transformers.utils import is_torch_bf16_gpu_available
 
 from mgk._util import json_codec
+from mgk._util.errors import first_line
 from mgk._util.files import atomic_folder
 from mgk._util.machine import PeakMemory
 from mgk._util.signals import StopSignals
@@ -47,7 +48,7 @@ class Progress:
     seconds: float = 0.0  # of training since that line, evaluation excluded
     total_seconds: float = 0.0  # of training since the beginning
     wall_seconds: float = 0.0  # the same with evaluation and checkpoints
-    peak_memory_bytes: int | None = 0  # beyond what was in use before training, the most of all starts
+    peak_memory_bytes: int | None = 0  # beyond that before training, the most of all sessions
     best: float | None = None  # on the split that is evaluated
     best_step: int | None = None
 
@@ -87,16 +88,15 @@ class TrainingLoop:
         if distributed.is_distributed():
             self.network = DistributedDataParallel(
                 self.model,
-                broadcast_buffers=False,  # the M-step keeps them equal, and its counts must stay each rank's own
-                # The clusters of an adaptive softmax that no target of a batch is in have no gradient.
+                broadcast_buffers=False,  # the M-step's counts are each rank's own
+                # Clusters of an adaptive softmax without a target have no gradient.
                 find_unused_parameters=recipe.model.adaptive_cutoffs is not None,
             )
         self.optimizer = make_optimizer(self.model, training)
         self._has_m_step = any(isinstance(module, EMModule) for module in model.modules())
         # Since the last line of metrics, on the device: batches do not wait for a transfer.
-        self._loss_sum = torch.zeros(
-            (), device=device, dtype=torch.float32 if device.type == "mps" else torch.float64
-        )
+        dtype = torch.float32 if device.type == "mps" else torch.float64
+        self._loss_sum = torch.zeros((), device=device, dtype=dtype)
         # Dropout differs between ranks.
         seed = np.random.SeedSequence([recipe.seed, distributed.rank()]).generate_state(1)
         torch.manual_seed(int(seed[0]))
@@ -115,14 +115,13 @@ class TrainingLoop:
             raise ValueError(f"it has timings of shape {tuple(timings.shape)}")
         self.timings = array("d", timings.flatten().tolist())
         if len(ranks["loss"]) == distributed.world_size():
-            mine = {
-                name: values[distributed.rank()].clone() for name, values in ranks.items()
-            }  # clones are aligned
+            rank = distributed.rank()
+            mine = {name: values[rank].clone() for name, values in ranks.items()}  # aligned
             self._loss_sum.copy_(mine["loss"])
             torch.set_rng_state(mine["rng"])
             if "device_rng" in mine:
                 torch.get_device_module(self.device).set_rng_state(mine["device_rng"])
-        else:  # dropout differs then, and the mean over the ranks sums up to the same loss
+        else:  # dropout differs then; the loss stays the same
             self._loss_sum.copy_(ranks["loss"].mean())
 
     def train(self, on_step: OnStep, on_log: OnLog) -> None:
@@ -160,7 +159,7 @@ class TrainingLoop:
         return step == self.recipe.training.max_steps or (every is not None and step % every == 0)
 
     def _batches(self) -> Iterator[Batch]:
-        """The batches of this rank from the present step on; their generator leaves torch's default one alone."""
+        """The batches of this rank from the present step on; torch's generator is not used."""
         recipe, training = self.recipe, self.recipe.training
         indices = StepBatches(
             count(self.train_set),
@@ -218,19 +217,17 @@ class TrainingLoop:
         return grad_norm
 
     def _backward(self, batches: list[Batch], targets: int) -> float:
-        """Add the gradient of the mean loss over all targets of the step, and return the loss of this rank.
+        """Add the gradient of the mean loss over all targets of the step; the rank's loss.
 
-        A batch has the sum of its losses over the targets of the whole step. DDP averages gradients over the ranks, so
-        the loss is multiplied by their number. The transfer at the end is the only wait for the device.
+        A batch's loss is its sum over the targets of the whole step, times the number of
+        ranks, over which DDP averages. The device is waited for once, at the end.
         """
-        network, total = self.network, torch.zeros_like(self._loss_sum)
+        network: Any = self.network
+        total = torch.zeros_like(self._loss_sum)
         for number, batch in enumerate(batches, 1):
             is_last = number == len(batches)  # it all-reduces the gradients of all
-            with (
-                network.no_sync()
-                if isinstance(network, DistributedDataParallel) and not is_last
-                else nullcontext()
-            ):
+            is_ddp = isinstance(network, DistributedDataParallel)
+            with network.no_sync() if is_ddp and not is_last else nullcontext():
                 with torch.autocast(self.device.type, torch.bfloat16, enabled=self._is_bfloat16):
                     output = network(**self._on_device(batch), num_items_in_batch=targets)
                 loss = output.loss * distributed.world_size()
@@ -260,7 +257,7 @@ class TrainingLoop:
         return line
 
     def _evaluate(self) -> dict[str, float]:
-        """A line of metrics on the split of the recipe; the state of the random number generator is preserved."""
+        """A line of metrics on the split of the recipe; RNG state is preserved."""
         options, progress = self.recipe.evaluation_options(stride=None), self.progress
         with torch.random.fork_rng(devices=[]):
             found = evaluate_model(self.model, self.data, options.split, options)
@@ -283,14 +280,13 @@ class TrainingLoop:
         timings = torch.tensor(self.timings, dtype=torch.float64).reshape(-1, 2)
         if distributed.rank() == 0:
             with self._writing():
-                checkpoints.save(
-                    self.run, step, self.model, self.optimizer, ranks, timings, asdict(self.progress)
-                )
+                state_of = (self.model, self.optimizer, ranks, timings, asdict(self.progress))
+                checkpoints.save(self.run, step, *state_of)
                 checkpoints.keep_newest(self.run, self.recipe.training.keep)
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Raise before weights that are not finite are saved, and in one sentence when the disk is full."""
+        """``TrainingError`` for weights that are not finite, and for a full disk."""
         step, last_good = self.progress.step, checkpoints.last_good(self.run)
         for name, tensor in self.model.state_dict().items():
             if not torch.isfinite(tensor).all():
@@ -298,9 +294,8 @@ class TrainingLoop:
         try:
             yield
         except (OSError, SafetensorError) as error:
-            raise TrainingError(
-                f"{self.run}: step {step} cannot be saved ({reason(error)}); {last_good}"
-            ) from error
+            why = f"step {step} cannot be saved ({reason(error)})"
+            raise TrainingError(f"{self.run}: {why}; {last_good}") from error
 
 
 def make_optimizer(model: nn.Module, training: TrainingSection) -> torch.optim.Optimizer:
@@ -311,16 +306,13 @@ def make_optimizer(model: nn.Module, training: TrainingSection) -> torch.optim.O
         for name, parameter in module.named_parameters(recurse=False)
         if isinstance(module, nn.LayerNorm) or name.endswith("bias")
     }
-    groups: list[dict[str, Any]] = [
-        {"params": [parameter for parameter in model.parameters() if parameter not in free]},
-        {"params": [parameter for parameter in model.parameters() if parameter in free], "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(
-        groups,
-        lr=training.learning_rate,
-        eps=training.adam_epsilon,
-        weight_decay=training.weight_decay,
+    decayed, rest = (
+        [parameter for parameter in model.parameters() if (parameter in free) == is_free]
+        for is_free in (False, True)
     )
+    groups: list[dict[str, Any]] = [{"params": decayed}, {"params": rest, "weight_decay": 0.0}]
+    rate, decay = training.learning_rate, training.weight_decay
+    return torch.optim.AdamW(groups, lr=rate, eps=training.adam_epsilon, weight_decay=decay)
 
 
 def learning_rate(training: TrainingSection, step: int) -> float:
@@ -340,4 +332,4 @@ def reason(error: Exception) -> str:
     """Why something could not be written, in a few words."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return first_line(error)

@@ -71,7 +71,7 @@ class _Section(BaseModel):
 
 
 class ModelSection(_Section):
-    """Fields of ``MgkConfig``; None follows from the data or is the configuration's default."""
+    """Fields of ``MgkConfig``; None: by the data, or the configuration's default."""
 
     attention: Variant = DEFAULT_VARIANT
     num_attention_heads: Count = 4
@@ -126,8 +126,8 @@ class DataSection(_Section):
 
     name: str  # of the data set, as in ``mgk data list``
     folder: Path | None = None  # of all data sets; None: the data folder
-    options: dict[str, int | str] = {}  # of a generated data set, which is then generated on first use
-    max_length: Count | None = None  # tokens per example; length of a segment of running text
+    options: dict[str, int | str] = {}  # of a set that is generated on first use
+    max_length: Count | None = None  # tokens of an example, or of a segment
     colour: bool = False  # images as coloured pixels, for patches
     group_by_length: bool = False  # batches of similar lengths, with less padding
     packing: bool = False  # the sequences of a batch in one row, without padding
@@ -137,7 +137,7 @@ class DataSection(_Section):
     test_examples: Count | None = None
 
     def check(self) -> None:
-        """Raise, with what to do, where the data are absent and are not generated on first use."""
+        """Raise where the data are absent and not generated on first use."""
         from mgk.data.preparation import prepared  # imports NumPy
 
         if not self.options and not task_registry.find_task(self.name).is_synthetic:
@@ -148,20 +148,18 @@ class TrainingSection(_Section):
     """How to train."""
 
     max_steps: Count  # of the optimizer
-    batch_size: BatchSize  # examples of an optimizer step, over all ranks and accumulated batches
+    batch_size: BatchSize  # examples of an optimizer step
     accumulation: Count = 1  # batches of a rank in an optimizer step
     learning_rate: Positive  # after the warm-up
     warmup_steps: Annotated[int, Field(ge=0)] | Probability = 0  # below 1: a fraction of max_steps
-    schedule: Literal["linear", "cosine", "constant"] = "linear"  # after the warm-up; the first two decay to 0
+    schedule: Literal["linear", "cosine", "constant"] = "linear"  # after the warm-up
     weight_decay: NotNegative = 0.0
     adam_epsilon: Positive = 1e-8
     max_grad_norm: NotNegative = 0.0  # the gradient norm is clipped to it; 0: no clipping
     precision: Literal["float32", "bfloat16"] = "float32"  # bfloat16 by autocast
     device: Literal["auto", "cpu"] = "auto"  # auto: an accelerator if there is one
-    threads: Annotated[int, Field(ge=1, le=MAX_THREADS)] | None = None  # of the CPU; None: torch's default
-    workers: Annotated[int, Field(ge=0, le=MAX_THREADS)] = (
-        0  # processes that load data; 0: none but the run's own
-    )
+    threads: Annotated[int, Field(ge=1, le=MAX_THREADS)] | None = None  # None: torch's default
+    workers: Annotated[int, Field(ge=0, le=MAX_THREADS)] = 0  # processes that load data
     gradient_checkpointing: bool = False
     log_every: Count = 10  # steps between two lines of metrics
     save_every: Count = 500  # steps between two checkpoints
@@ -170,11 +168,11 @@ class TrainingSection(_Section):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.warmup > self.max_steps:
-            raise ValueError(f"warmup_steps of {self.warmup} exceed max_steps of {self.max_steps}: set both")
+            limit = f"max_steps of {self.max_steps}"
+            raise ValueError(f"warmup_steps of {self.warmup} exceed {limit}: set both")
         if self.batch_size % self.accumulation:
-            raise ValueError(
-                f"batch_size of {self.batch_size} does not divide by accumulation of {self.accumulation}"
-            )
+            parts = f"accumulation of {self.accumulation}"
+            raise ValueError(f"batch_size of {self.batch_size} does not divide by {parts}")
         return self
 
     @property
@@ -189,22 +187,19 @@ class EvaluationSection(_Section):
 
     every: Count | None = None  # steps between two evaluations; None: at the end only
     split: Literal["validation", "test"] = "validation"  # evaluated during training
-    select: Literal["best", "last"] = (
-        "best"  # which weights are tested and kept: the best on ``split``, or the last
-    )
-    batch_size: BatchSize | None = None  # examples at a time, which results do not depend on; None: at most 32
+    select: Literal["best", "last"] = "best"  # weights to test and keep: the best on ``split``
+    batch_size: BatchSize | None = None  # examples at a time; None: at most 32
     test: bool = True  # evaluate on the test split at the end
     # Perplexity by a sliding window:
     window: Count | None = None  # tokens; None: the length of a segment
-    stride: Count | None = None  # tokens between two windows; 1 is the paper's; None: no sliding window
+    stride: Count | None = None  # tokens between two windows; None: no sliding window
     max_tokens: Annotated[int, Field(ge=2)] | None = None  # of the text; None: all
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.select == "best" and self.split == "test":
-            raise ValueError(
-                "select must be 'last' where split is 'test': the best on it would flatter the test"
-            )
+            why = "the best on it would flatter the test"
+            raise ValueError(f"select must be 'last' where split is 'test': {why}")
         return self
 
 
@@ -228,18 +223,17 @@ class Recipe(_Section):
     @model_validator(mode="before")
     @classmethod
     def _upgrade(cls, values: Any) -> Any:
-        """Format 1 had one start of queries, keys and shifts, the paper's: it says so now."""
-        if (
-            not isinstance(values, dict)
-            or values.get("format") != 1
-            or not isinstance(values.get("model"), dict)
-        ):
-            return values
-        return {**values, "format": FORMAT, "model": {"init": "paper", **values["model"]}}
+        """Format 1 had one initialisation, the paper's."""
+        if isinstance(values, dict) and values.get("format") == 1:
+            match values.get("model"):
+                case dict(model):
+                    values = {**values, "format": FORMAT, "model": {"init": "paper", **model}}
+        return values
 
     def evaluation_options(self, **changes: Any) -> EvaluationSection:
         """The evaluation with its batch size chosen and other changes."""
-        size = self.evaluation.batch_size or min(32, self.training.batch_size // self.training.accumulation)
+        trained = self.training.batch_size // self.training.accumulation
+        size = self.evaluation.batch_size or min(32, trained)
         return self.evaluation.model_copy(update={"batch_size": size, **changes})
 
     def to_yaml(self) -> str:
@@ -255,7 +249,7 @@ def load_recipe(task: str, preset: str = "laptop", *, overrides: Mapping[str, An
     Args:
         task: one of ``TASKS``.
         preset: "paper", "workstation", "laptop" or "smoke".
-        overrides: values by the path of their field, such as ``{"model.attention": "smgk"}``.
+        overrides: values by path, such as ``{"model.attention": "smgk"}``.
     """
     check_name("task", task, TASKS)
     check_name("preset", preset, PRESETS)
@@ -270,7 +264,7 @@ def load_recipe(task: str, preset: str = "laptop", *, overrides: Mapping[str, An
 
 
 def read_recipe(path: Path, *, overrides: Mapping[str, Any] | None = None) -> Recipe:
-    """The recipe in a file: RUN/recipe.yaml, or the result of a trial, which holds its own."""
+    """The recipe in a file: RUN/recipe.yaml, or the result of a trial."""
     try:
         values = _load_yaml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
@@ -279,18 +273,15 @@ def read_recipe(path: Path, *, overrides: Mapping[str, Any] | None = None) -> Re
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark else ""
-        raise RecipeError(
-            f"{path}{where}: this is not YAML ({getattr(error, 'problem', None) or error})"
-        ) from None
+        problem = getattr(error, "problem", None) or error
+        raise RecipeError(f"{path}{where}: this is not YAML ({problem})") from None
     if isinstance(values, dict) and isinstance(values.get("recipe"), dict):
         values = values["recipe"]
     if not isinstance(values, dict) or not isinstance(values.get("format"), int):
         raise RecipeError(f"{path}: this is not a recipe: it has no 'format'")
     if values["format"] > FORMAT:
-        raise RecipeError(
-            f"{path}: a recipe of format {values['format']}, from a newer mgk; this one reads format {FORMAT}:"
-            " upgrade it"
-        )
+        newer = f"a recipe of format {values['format']}, from a newer mgk"
+        raise RecipeError(f"{path}: {newer}; this one reads format {FORMAT}: upgrade it")
     return _validated(values, overrides or {}, str(path))
 
 
@@ -317,8 +308,8 @@ def parse_overrides(assignments: Sequence[str]) -> dict[str, Any]:
 def differences(one: Recipe, other: Recipe) -> dict[str, tuple[Any, Any]]:
     """The fields in which two recipes differ, by path."""
     first, second = (dict(_leaves(recipe.model_dump(mode="json"))) for recipe in (one, other))
-    paths = dict.fromkeys([*first, *second])
-    return {path: (first.get(path), second.get(path)) for path in paths if first.get(path) != second.get(path)}
+    pairs = {path: (first.get(path), second.get(path)) for path in [*first, *second]}
+    return {path: (a, b) for path, (a, b) in pairs.items() if a != b}
 
 
 def _documents(name: str) -> Iterator[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""``train``: from a recipe, or the last checkpoint of a run, to the trained, tested and saved model."""
+"""``train``: from a recipe, or a run's last checkpoint, to the trained, tested, saved model."""
 
 import os
 import shutil
@@ -67,14 +67,14 @@ def train(
 ) -> RunSummary:
     """Train a model by a recipe and test it.
 
-    Under ``torchrun`` every process calls this; the first one alone writes and calls back. SIGINT and SIGTERM save a
-    checkpoint and raise ``Interrupted``.
+    Under ``torchrun`` every process calls this; only the first one writes and calls back.
+    SIGINT and SIGTERM save a checkpoint and raise ``Interrupted``.
 
     Args:
-        resume: go on from the newest valid checkpoint in it; the summary of a finished run is returned.
+        resume: go on from the newest valid checkpoint, if the run is not finished.
         overwrite: delete a run that is there.
-        on_test: called with how many steps of the test at the end are done.
-        on_note: called with notes for the user, such as a checkpoint that is corrupt.
+        on_test: called with the steps of the test at the end that are done.
+        on_note: called with notes for the user, such as a corrupt checkpoint.
 
     Returns:
         The summary, which is also written to ``summary.json``.
@@ -116,18 +116,18 @@ def train(
                 raise Interrupted(f"stopped by {came.name if came else 'another process'}", came or SIGTERM)
             return _finish(loop, on_test)
         except Interrupted as stop:
-            raise Interrupted(
-                f"{stop} at {_last_step(out)}; go on with: mgk train --resume --out {out}", stop.number
-            ) from None
+            command = f"mgk train --resume --out {out}"
+            text = f"{stop} at {_last_step(out)}; go on with: {command}"
+            raise Interrupted(text, stop.number) from None
         except RuntimeError as error:
             if not distributed.is_lost(error):
                 raise
-            raise TrainingError(f"{out}: another process has failed; {checkpoints.last_good(out)}") from error
+            last_good = checkpoints.last_good(out)
+            raise TrainingError(f"{out}: another process has failed; {last_good}") from error
         except OSError as error:
             if isinstance(error, FileNotFoundError | PermissionError | FileExistsError):
-                raise TrainingError(
-                    f"{os.fsdecode(error.filename or out)}: {error.strerror or error}"
-                ) from error
+                path = os.fsdecode(error.filename or out)
+                raise TrainingError(f"{path}: {error.strerror or error}") from error
             raise TrainingError(f"{out}: {reason(error)}; {checkpoints.last_good(out)}") from error
 
 
@@ -135,10 +135,9 @@ def check_batch_size(recipe: Recipe, processes: int) -> None:
     """Raise unless the batch divides over the processes and their accumulated batches."""
     training = recipe.training
     if training.batch_size % (training.accumulation * processes):
-        raise RecipeError(
-            f"training.batch_size of {training.batch_size} cannot be shared out over {processes} processes in"
-            f" {training.accumulation} parts each"
-        )
+        parts = f"{processes} processes in {training.accumulation} parts each"
+        size = f"training.batch_size of {training.batch_size}"
+        raise RecipeError(f"{size} cannot be shared out over {parts}")
 
 
 def _open_data(recipe: Recipe, on_note: Callable[[str], None]) -> TaskData:
@@ -154,7 +153,7 @@ def _open_data(recipe: Recipe, on_note: Callable[[str], None]) -> TaskData:
 
 
 def _check_finished(run: Path, on_note: Callable[[str], None]) -> None:
-    """A finished run whose files are not what was written is finished again, from its last checkpoint."""
+    """A finished run with changed files is finished again, from its last checkpoint."""
     if not (run / SUMMARY).is_file():
         return
     try:
@@ -167,7 +166,7 @@ def _check_finished(run: Path, on_note: Callable[[str], None]) -> None:
 
 
 def _first_step(run: Path, on_note: Callable[[str], None]) -> int:
-    """The step to go on from, 0 at the beginning; what a killed run left incomplete is deleted."""
+    """The step to go on from, 0 at the beginning; incomplete files are deleted."""
     for pattern in ("checkpoints/.*", ".*.writing", ".*.tmp"):
         for path in run.glob(pattern):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -196,15 +195,14 @@ def _record_environment(
     step: int,
     on_note: Callable[[str], None],
 ) -> None:
-    """Add this start to ``environment.json``; raise where the data are not those that the run began with."""
+    """Add this session to ``environment.json``; raise where the data have changed."""
     manifest = data.manifest.to_json()
     sessions: list[Any] = []
     if (before := _environment(run, step, on_note)) is not None:
         sessions = before["sessions"]
         if before["data"]["files"] != manifest["files"]:
-            raise TrainingError(
-                f"{data.folder / data.task.name}: the data have changed since {run} began with them"
-            )
+            path = data.folder / data.task.name
+            raise TrainingError(f"{path}: the data have changed since {run} began with them")
     machine = describe(device)
     sessions.append(
         {
@@ -220,7 +218,7 @@ def _record_environment(
 
 
 def _environment(run: Path, step: int, on_note: Callable[[str], None]) -> dict[str, Any] | None:
-    """What the run was started with: its own record, else that of the checkpoint that it goes on from."""
+    """The run's record, else that of the checkpoint that it goes on from."""
     if (run / ENVIRONMENT).is_file():
         try:
             return read_environment(run)
@@ -230,11 +228,12 @@ def _environment(run: Path, step: int, on_note: Callable[[str], None]) -> dict[s
 
 
 def _finish(loop: TrainingLoop, on_test: OnStep) -> RunSummary:
-    """Test the selected weights, save them, and write the summary, which marks the run as finished."""
+    """Test and save the selected weights; the summary marks the run as finished."""
     recipe, run, data, model = loop.recipe, loop.run, loop.data, loop.model
     if recipe.evaluation.select == "best":
         if (wrong := checkpoints.verify(run / BEST)) is not None:
-            raise TrainingError(f"{run / BEST}: {wrong}; mgk train --resume --out {run} takes the checkpoint's")
+            advice = f"mgk train --resume --out {run} takes the checkpoint's"
+            raise TrainingError(f"{run / BEST}: {wrong}; {advice}")
         model = load_weights(run / BEST, data.task).to(loop.device)
     seconds, tokens = np.array(loop.timings).reshape(-1, 2).T
     found = None
@@ -260,9 +259,8 @@ def _finish(loop: TrainingLoop, on_test: OnStep) -> RunSummary:
     if distributed.rank() == 0:
         _save_model(run / MODEL, model, data, summary, recipe, found)
         if found is not None and found.correct is not None:
-            write_json(
-                run / CORRECT, {"split": found.split, "correct": [int(right) for right in found.correct]}
-            )
+            correct = [int(right) for right in found.correct]
+            write_json(run / CORRECT, {"split": found.split, "correct": correct})
         write_summary(run, summary)
     distributed.barrier()
     return summary
@@ -333,7 +331,7 @@ def _save_model(
 
 
 def _shown_metrics(summary: RunSummary, found: Evaluation | None) -> dict[str, str]:
-    """The metrics of the summary in words, those of the test with their intervals."""
+    """The metrics of the summary as text, those of the test with their intervals."""
     shown = {name: f"{value:.4g}" for name, value in summary.metrics.items()}
     if found is None or found.interval is None:
         return shown

@@ -1,4 +1,4 @@
-"""The folder of a run: its files, who may write into it, its summary and its metrics. Does not import torch."""
+"""The folder of a run: its files, its summary and its metrics. Does not import torch."""
 
 import json
 import math
@@ -79,20 +79,22 @@ class RunSummary:
     Attributes:
         data: the name of the data set; ``synthetic-...`` is a synthetic sample.
         train_loss: the mean over the last steps that were logged.
-        metric: the main metric: "accuracy" (higher is better), "perplexity" or "bits_per_byte" (lower is better).
-        metrics: of the last evaluation ("validation_accuracy", "validation_loss", "best_validation_accuracy",
-            "best_step") and of the weights kept ("test_accuracy", "test_loss"); for language models "perplexity"
-            or "bits_per_byte" in place of "accuracy", by segments, and "test_sliding_perplexity".
+        metric: "accuracy" (higher is better), "perplexity" or "bits_per_byte" (lower is).
+        metrics: of the last evaluation ("validation_accuracy", "validation_loss",
+            "best_validation_accuracy", "best_step") and of the weights kept
+            ("test_accuracy", "test_loss"); for language models their metric by segments in
+            place of "accuracy", and "test_sliding_perplexity".
         how: window and stride of the perplexities in ``metrics``, by name.
         test_split: the split of the test metrics, or None.
         examples: of the test; for language models, tokens.
-        correct: how many of them were right; None for language models. Which ones: ``read_correct``.
-        block_losses: of language models, the mean test loss of successive parts of the text, in nats.
-        seconds_per_step: the median over all steps, data included, evaluation and checkpoints excluded.
+        correct: how many of them were right (``read_correct``: which); None for language
+            models.
+        block_losses: the mean test loss of successive parts of a text, in nats.
+        seconds_per_step: the median, data included, evaluation and checkpoints excluded.
         tokens_per_second: without padding, over all ranks; the median over all steps.
-        peak_memory_bytes: beyond what was in use before training, on this rank, the most over all starts of the run;
-            None where it cannot be measured.
-        seconds: of the whole of training, over all starts, without steps that were lost.
+        peak_memory_bytes: of this rank, beyond that before training, the most of all
+            sessions; None where it cannot be measured.
+        seconds: of training, over all sessions, without steps that were lost.
     """
 
     task: str
@@ -133,26 +135,22 @@ def check_run_dir(recipe: Recipe, out: Path, *, resume: bool, overwrite: bool) -
     )
     if resume and has_recipe:
         for path, (now, then) in differences(recipe, read_run_recipe(out)).items():
-            raise RecipeError(
-                f"{out}: this run was started with {path} = {then!r}, not {now!r}: resume it without changes, as in"
-                f" mgk train --resume --out {out}"
-            )
+            started = f"this run was started with {path} = {then!r}, not {now!r}"
+            command = f"mgk train --resume --out {out}"
+            raise RecipeError(f"{out}: {started}: resume it without changes, as in {command}")
     elif resume and is_used:
         raise RecipeError(f"{out}: there is no run to resume here ({RECIPE} is missing)")
     elif is_used and not overwrite:
-        is_done = (out / SUMMARY).is_file()
-        hint = (
-            "choose another --out, or --overwrite it" if is_done else "go on with --resume, or --overwrite it"
-        )
-        raise RecipeError(
-            f"{out}: there is {'a finished run' if is_done else 'something'} here already: {hint}"
-        )
+        what, hint = "something", "go on with --resume"
+        if (out / SUMMARY).is_file():
+            what, hint = "a finished run", "choose another --out"
+        raise RecipeError(f"{out}: there is {what} here already: {hint}, or --overwrite it")
     elif is_used and not has_recipe:
         raise RecipeError(f"{out}: this is not the folder of a run, so it is not overwritten")
 
 
 def prepare_run_dir(recipe: Recipe, out: Path, *, resume: bool, overwrite: bool) -> None:
-    """Check the folder, clear it if it is to be overwritten, and write the recipe into it."""
+    """Check the folder, clear it if it is overwritten, and write the recipe into it."""
     check_run_dir(recipe, out, resume=resume, overwrite=overwrite)
     if overwrite and out.is_dir():
         entries = [entry for entry in out.iterdir() if entry.name != LOCK]
@@ -179,7 +177,7 @@ def finished_recipe(run: Path) -> Recipe:
 
 
 def write_summary(run: Path, summary: RunSummary) -> None:
-    """Write ``summary.json``, which marks the run as finished, with the SHA-256 of all files of its result."""
+    """Write ``summary.json``, which marks the run as finished, with the SHA-256 of its files."""
     names = (RECIPE, ENVIRONMENT, METRICS, CORRECT)
     paths = [path for name in names if (path := run / name).is_file()]
     paths += [path for path in (run / MODEL).rglob("*") if path.is_file() and path.name != CARD]
@@ -197,29 +195,31 @@ def _as_json(specs: FileSpecs) -> dict[str, Any]:
 
 def read_summary(run: Path) -> RunSummary:
     """The summary of a finished run."""
-    with _reading(run / SUMMARY, "there is no finished run here", "this is not the summary of a run") as path:
+    absent, invalid = "there is no finished run here", "this is not the summary of a run"
+    with _reading(run / SUMMARY, absent, invalid) as path:
         return json_codec.load(RunSummary, read_sealed(path))
 
 
 def read_environment(run: Path) -> dict[str, Any]:
-    """What a run was started with: seed, data and, for every start, machine and versions."""
-    with _reading(run / ENVIRONMENT, "there is no run here", "this is not the environment of a run") as path:
+    """What a run was started with: seed, data and, per session, machine and versions."""
+    absent, invalid = "there is no run here", "this is not the environment of a run"
+    with _reading(run / ENVIRONMENT, absent, invalid) as path:
         return read_sealed(path)
 
 
 def read_correct(run: Path) -> list[bool]:
-    """Whether the model was right on each example of the test split, in the order of the data."""
+    """Whether the model was right on each example of the test split, in order."""
     check_files(run, CORRECT)
-    with _reading(
-        run / CORRECT, "this run has no test results by example", "these are not test results"
-    ) as path:
+    absent, invalid = "this run has no test results by example", "these are not test results"
+    with _reading(run / CORRECT, absent, invalid) as path:
         return [bool(value) for value in read_json(path)["correct"]]
 
 
 def check_files(run: Path, name: str) -> None:
-    """Raise where a file of a run, or one of the files of a folder of it, is not what was written.
+    """Raise where a file whose name begins so is not what was written.
 
-    ``summary.json`` says so of a finished run; of the recipe of another, its ``environment.json`` or a checkpoint's.
+    By ``summary.json``; the recipe also by ``environment.json``, the run's or a
+    checkpoint's.
     """
     sources = [run / SUMMARY]
     if name == RECIPE:
@@ -231,7 +231,8 @@ def check_files(run: Path, name: str) -> None:
         except ValueError as error:
             errors.append(f"{source}: this cannot be trusted ({error}); {way_on(run, source.name)}")
             continue
-        for wrong, what in wrong_files(run, {path: specs[path] for path in specs if path.startswith(name)}):
+        chosen = {path: spec for path, spec in specs.items() if path.startswith(name)}
+        for wrong, what in wrong_files(run, chosen):
             raise TrainingError(f"{run / wrong}: this file of the run {what}; {way_on(run, wrong)}")
         return
     if errors:
@@ -264,15 +265,15 @@ def _reading(path: Path, absent: str, invalid: str) -> Iterator[Path]:
 
 @contextmanager
 def metrics_writer(run: Path, step: int, on_log: OnLog) -> Iterator[OnLog]:
-    """A function that adds a line to ``metrics.jsonl`` and TensorBoard and then calls ``on_log`` with it.
+    """A function that adds a line to ``metrics.jsonl`` and TensorBoard, then calls ``on_log``.
 
-    TensorBoard leaves out what it has of steps after ``step``, which were lost.
+    TensorBoard drops what it has of steps after ``step``.
     """
     from torch.utils.tensorboard import SummaryWriter
 
     board = SummaryWriter(str(run / TENSORBOARD), purge_step=step + 1 if step else None)
     excepthook = threading.excepthook
-    # A full disk fails in TensorBoard's thread; the next write raises the same error here.
+    # A full disk fails in TensorBoard's thread; the next write raises here.
     threading.excepthook = lambda error: None if isinstance(error.exc_value, OSError) else excepthook(error)
     file = (run / METRICS).open("a", encoding="utf-8")
 
@@ -297,8 +298,10 @@ def metrics_writer(run: Path, step: int, on_log: OnLog) -> Iterator[OnLog]:
 def read_metrics(run: Path) -> list[dict[str, Any]]:
     """The lines of a run's metrics."""
     check_files(run, METRICS)
-    lines = []
-    for text in (run / METRICS).read_text(encoding="utf-8").splitlines() if (run / METRICS).is_file() else ():
+    lines: list[dict[str, Any]] = []
+    if not (run / METRICS).is_file():
+        return lines
+    for text in (run / METRICS).read_text(encoding="utf-8").splitlines():
         with suppress(ValueError):  # half a line, of a run that was killed while writing
             line = json.loads(text)
             if isinstance(line, dict) and "step" in line:

@@ -1,4 +1,4 @@
-"""From a recipe to its data and its model; from a finished run to the model that it has kept."""
+"""From a recipe to its data and its model; from a finished run to its model."""
 
 import copy
 import hashlib
@@ -19,6 +19,7 @@ from torch.utils.data import Dataset, Subset
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from transformers.utils import logging as transformers_logging
 
+from mgk._util.errors import first_line
 from mgk.data import Collator, SequenceDataset, UsageError, data_folder, load, prepare, prepared
 from mgk.data.manifest import Manifest
 from mgk.data.task_registry import Task, find_task
@@ -82,21 +83,20 @@ class TaskData:
         return Collator(self.manifest.facts["pad_id"], self.section.packing)
 
     def split(self, name: str) -> Dataset[Batch]:
-        """The examples of a split, as many as the recipe says: the same random ones always; of running text, the first.
+        """The examples of a split, as many as the recipe says.
 
-        The first examples of a classification set may be of one class.
+        Always the same random ones, as the first may be of one class; of running text, the
+        first.
         """
-        data = load(
-            self.task.name, name, folder=self.folder, max_length=self.max_length, colour=self.section.colour
-        )
+        options: dict[str, Any] = {"max_length": self.max_length, "colour": self.section.colour}
+        data = load(self.task.name, name, folder=self.folder, **options)
         limit = getattr(self.section, f"{name}_examples")
         if limit is None or limit >= len(data):
             return data
         if self.is_language:
             return Subset(data, range(limit))
-        return Subset(
-            data, np.sort(np.random.Generator(np.random.PCG64(0)).permutation(len(data))[:limit]).tolist()
-        )
+        order = np.random.Generator(np.random.PCG64(0)).permutation(len(data))
+        return Subset(data, np.sort(order[:limit]).tolist())
 
     def tokenizer(self) -> PreTrainedTokenizerFast | None:
         """The tokenizer of its texts; None for images."""
@@ -107,13 +107,13 @@ def open_data(section: DataSection) -> TaskData:
     """The data of a recipe; a data set with options is generated on first use."""
     task = find_task(section.name)
     if section.packing and task.kind != "sequence":
-        raise RecipeError(f"data.packing is for tasks with one sequence an example, and {task.name} is not one")
+        wanted = "tasks with one sequence an example"
+        raise RecipeError(f"data.packing is for {wanted}, and {task.name} is not one")
     root = data_folder() if section.folder is None else section.folder
     if section.options:
         if not task.is_generated:
-            raise RecipeError(
-                f"data.options are for sets that are generated, and {task.name} is read from files"
-            )
+            name = task.name
+            raise RecipeError(f"data.options are for generated sets, and {name} is read from files")
         text = json.dumps(section.options, sort_keys=True)
         root = root / "generated" / hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
         try:
@@ -137,7 +137,7 @@ def lengths(data: Dataset[Batch]) -> np.ndarray[Any, np.dtype[np.int64]] | None:
 
 
 def make_model(recipe: Recipe, data: TaskData) -> PreTrainedModel:
-    """A new model, by the recipe's own fields and what follows from the data; its weights are random."""
+    """A new model, by the recipe's own fields and what follows from the data."""
     facts = data.manifest.facts
     values = {
         "vocab_size": facts["vocab_size"],
@@ -147,7 +147,8 @@ def make_model(recipe: Recipe, data: TaskData) -> PreTrainedModel:
         **recipe.model.given(),
     }
     if data.section.packing and values.get("pooling") == "cls":
-        raise RecipeError("data.packing needs model.pooling: mean, as a packed row has one class token")
+        why = "a packed row has one class token"
+        raise RecipeError(f"data.packing needs model.pooling: mean, as {why}")
     kind = model_class(data.task)
     try:
         config = MgkConfig(**values)
@@ -172,17 +173,18 @@ def load_weights(folder: Path, task: Task) -> PreTrainedModel:
             check_size(kind, MgkConfig.from_pretrained(folder))
             return kind.from_pretrained(folder)
     except (OSError, ValueError, TypeError, RuntimeError, SafetensorError) as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         raise TrainingError(f"{folder}: the model cannot be loaded ({reason})") from None
 
 
 def check_size(kind: type[PreTrainedModel], config: MgkConfig) -> None:
     """``ValueError`` for a model that this machine cannot hold, before anything is allocated.
 
-    Its weights are a + b L for L layers; a and b follow from models of 1 and 2 layers that have shapes only.
+    Weights are a + b L for L layers, by models of 1 and 2 layers on "meta".
     """
     layers, sizes = config.num_hidden_layers, []
-    what = f"{layers:,} layers with {config.num_attention_heads:,} heads and a width of {config.hidden_size:,}"
+    heads, width = config.num_attention_heads, config.hidden_size
+    what = f"{layers:,} layers with {heads:,} heads and a width of {width:,}"
     for number in (1, 2):
         small = copy.deepcopy(config)
         small.num_hidden_layers = number
@@ -196,7 +198,8 @@ def check_size(kind: type[PreTrainedModel], config: MgkConfig) -> None:
     wanted, there = 4 * values + layers * _LAYER_BYTES, _memory_bytes()
     if there is not None and wanted > there:
         have = f"this machine has {there / 1e9:,.0f} GB"
-        raise ValueError(f"{what} have {values:.3g} weights, which take {wanted / 1e9:,.3g} GB, and {have}")
+        size = f"{values:.3g} weights, which take {wanted / 1e9:,.3g} GB"
+        raise ValueError(f"{what} have {size}, and {have}")
 
 
 def _memory_bytes() -> int | None:

@@ -1,4 +1,4 @@
-"""Mixture of linear keys (Eq. 14, identity 4): linear attention with the features phibar_j = sum_r pi_jr phi(k_jr).
+"""Linear attention with the features phibar_j = sum_r pi_jr phi(k_jr) (Eq. 14, identity 4).
 
     h_i = phi(q_i)^T sum_j phibar_j v_j^T / phi(q_i)^T sum_j phibar_j
 
@@ -49,23 +49,26 @@ def linear_mixture_attention(
     return_state: bool = False,
     backend: str = "auto",
 ) -> Tensor | tuple[Tensor, LinearState]:
-    r"""h_i = phi(q_i)^T sum_jr pi_jr phi(k_jr) v_j^T / phi(q_i)^T sum_jr pi_jr phi(k_jr) (Eq. 14), in O(N).
+    r"""h_i = phi(q_i)^T sum_j phibar_j v_j^T / phi(q_i)^T sum_j phibar_j (Eq. 14), in O(N).
+
+    phibar_j = sum_r pi_jr phi(k_jr).
 
     Args:
         query: (B, Hq, L, D), Hq a multiple of H: query head h reads key head h // (Hq / H).
         keys: (B, H, M, S, D).
         value: (B, H, S, E).
-        log_prior: log pi_jr, 4-D, broadcastable to (B, H, M, S), used as given. None: uniform, 1 / M.
-        feature_map: phi: "elu", "favor", "dpfp", or a callable (..., D) -> (..., F) that acts on one token at a time.
-        key_mask: bool (B, S), True takes part; a masked key touches neither numerator nor normaliser.
+        log_prior: log pi_jr, 4-D, broadcastable to (B, H, M, S). None: uniform.
+        feature_map: phi: "elu", "favor", "dpfp", or a callable (..., D) -> (..., F) that
+            acts on one token at a time.
+        key_mask: bool (B, S), True takes part.
         is_causal: query i sees keys j <= i + (S - L).
         window: None: a state is a sum over all keys; a window raises.
-        segment_ids: int (B, S), for L <= S queries, the last positions. A segment is a maximal run of equal ids; a
-            query sees the keys of its own.
-        initial_state: the state of the keys before these, as an earlier call returned it; every query sees it, or
-            those of the first position's segment.
-        return_state: whether to return (output, state) with the state after all keys, or of the last segment.
-        backend: "blockwise" (O(N), what "auto" takes) or "reference" (the L x S products, materialised).
+        segment_ids: int (B, S), for L <= S queries, the last positions. A query sees the
+            keys of its own segment, a maximal run of equal ids.
+        initial_state: of the keys before these, from an earlier call. The queries of the
+            first position's segment see it.
+        return_state: whether to return (output, state), the state of the last segment.
+        backend: "auto", "blockwise" (O(N)) or "reference" (L x S products in memory).
 
     Returns:
         (B, Hq, L, E), zeros for a query whose normaliser is 0; with ``return_state``, the state too.
@@ -90,10 +93,10 @@ def linear_mixture_weights(
     is_causal: bool = False,
     segment_ids: Tensor | None = None,
 ) -> Tensor:
-    """A_ij = sum_r pi_jr phi(q_i) . phi(k_jr) / sum_j' sum_r pi_j'r phi(q_i) . phi(k_j'r) (Eq. 14): (B, Hq, L, S).
+    """A_ij = phi(q_i) . phibar_j / sum_j' phi(q_i) . phibar_j' (Eq. 14): (B, Hq, L, S).
 
-    The arguments are those of :func:`linear_mixture_attention`. Rows sum to 1; a query whose normaliser is 0 has a row
-    of zeros.
+    The arguments are those of :func:`linear_mixture_attention`. Rows sum to 1, or to 0
+    where the normaliser is 0.
     """
     options: dict[str, Any] = {"feature_map": feature_map, "key_mask": key_mask, "is_causal": is_causal}
     options |= {"segment_ids": segment_ids}
@@ -101,7 +104,7 @@ def linear_mixture_weights(
 
 
 def attend(inputs: LinearInputs, backend: str) -> tuple[Tensor, LinearState]:
-    """The output (B, Hq, L, E) of validated inputs, in the dtype of the values, and the state after all keys."""
+    """The output (B, Hq, L, E) in the dtype of the values, and the state after all keys."""
     with without_autocast(inputs.value):
         sums, state = select("linear", inputs, backend).attention(inputs)
         out = masks.divide(sums[..., :-1], sums[..., -1:]).to(inputs.value.dtype)
@@ -119,6 +122,6 @@ def weights(inputs: LinearInputs) -> Tensor:
 
 @torch.no_grad()
 def counts(inputs: LinearInputs, query_mask: Tensor | None = None, backend: str = "auto") -> Tensor:
-    """N_jr = sum_i gamma_ijr (B, H, M, S), over the queries of ``query_mask`` (B, L) and the pairs that masks admit."""
+    """N_jr = sum_i gamma_ijr (B, H, M, S), over the queries of ``query_mask`` (B, L)."""
     with without_autocast(inputs.value):
         return select("linear", inputs, backend, "counts").statistics(inputs, query_mask, None)[0]

@@ -1,4 +1,4 @@
-"""Linear attention in O(N): one state of all keys; under causality or in segments chunks and the state before each."""
+"""Linear attention in O(N): one state, or with causality or segments one per chunk."""
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ class Chunked(Backend[LinearInputs]):
     priority = 1
 
     def attention(self, inputs: LinearInputs) -> tuple[Tensor, Tensor]:
-        """Numerator and denominator (B, Hq, L, E + 1) of Eq. 14, and the state after all keys (B, H, F, E + 1)."""
+        """Numerator and denominator (B, Hq, L, E + 1) of Eq. 14, and the last state."""
         phi_q, phi_k, values = inputs.query, inputs.mixed_keys(), inputs.values_and_ones()
         num_queries, offset = phi_q.shape[2], phi_k.shape[2] - phi_q.shape[2]
         if inputs.key_range.is_whole or phi_k.shape[2] == 0:
@@ -70,8 +70,8 @@ def _in_chunks(
 ) -> tuple[Tensor, Tensor]:
     """Sums for L = S under causality, in segments, or both; and the state of the last segment.
 
-    Within a chunk products, from the chunks before it the state of the segment that goes on into it, and without
-    causality the state of the chunks after it likewise.
+    Products within a chunk; from the chunks before it, and without causality after it,
+    the state of the segment that they share.
     """
     heads, group, length = phi_k.shape[1], phi_q.shape[1] // max(1, phi_k.shape[1]), phi_q.shape[2]
     if is_exporting() and not is_static(length) and key_range.segments is None:
@@ -107,11 +107,11 @@ class _Segments:
         # a position beyond the last is a segment of no keys
         self.starts, self.ends = pad(bounds, (0, rest), value=length).unflatten(2, (-1, size))  # (B, n, C)
         self.positions = torch.arange(length + rest, device=bounds.device).view(-1, size)
-        # at least 1, so that what is before the first chunk, an initial state, belongs to the first segment
+        # at least 1: an initial state belongs to the first segment
         self.edges = self.positions[:, 0].clamp_min(1)
         self.begins_before = self.starts < self.edges[:, None]  # (B, n, C)
         self.ends_after = self.ends > self.positions[:, -1:] + 1
-        # the segment that is open after each chunk begins there; after the last chunk it is the last segment
+        # where the segment that is open after each chunk begins
         self.next_starts = torch.cat([self.starts[:, 1:, 0], bounds[0, :, -1:]], 1)  # (B, n)
         self.previous_ends = pad(self.ends[:, :-1, -1], (1, 0))  # (B, n)
 
@@ -122,7 +122,7 @@ class _Segments:
         return seen & (keys <= queries) if is_causal else seen
 
     def states_before(self, k: Tensor, v: Tensor, first: Tensor) -> Tensor:
-        """The state that the segment going on into each chunk brings, and that of the last segment: n + 1 of them."""
+        """The state of the segment that goes on into each chunk, and of the last one: n + 1."""
         is_open = self.positions >= self.next_starts.unsqueeze(2)  # (B, n, C)
         added = k.where(is_open[:, None, :, :, None], 0.0).mT @ v
         goes_on = self.next_starts < self.edges
@@ -140,7 +140,7 @@ class _Segments:
 
 
 def _gated_sums(added: Tensor, goes_on: Tensor) -> Tensor:
-    """state_c = added_c + (state_(c-1) where goes_on_c), for all c in log2(n) steps: added (B, H, n, ...)."""
+    """state_c = added_c + (state_(c-1) where goes_on_c), for all c in log2(n) steps."""
     step = 1
     while step < added.shape[2]:
         earlier = added[:, :, :-step].where(goes_on[:, None, step:, None, None], 0.0)

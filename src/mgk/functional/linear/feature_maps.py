@@ -1,7 +1,7 @@
-"""Feature maps phi of linear attention (Eq. 14). Each acts on one token at a time: (..., D) -> (..., F).
+"""Feature maps phi of linear attention (Eq. 14), of one token at a time: (..., D) -> (..., F).
 
-``elu``: elu(x) + 1 (Katharopoulos 2020). ``favor``: positive random features of the softmax kernel (Performer,
-Choromanski 2021). ``dpfp``: deterministic parameter-free projection (Schlag 2021).
+``elu``: elu(x) + 1 (Katharopoulos 2020). ``favor``: positive random features
+(Performer, Choromanski 2021). ``dpfp``: deterministic projection (Schlag 2021).
 """
 
 from collections.abc import Callable
@@ -19,14 +19,14 @@ _FAVOR_SEED = 0
 
 
 def elu_features(x: Tensor) -> Tensor:
-    """phi(x) = elu(x) + 1 = max(x, 0) + exp(min(x, 0)), which keeps the precision of small features."""
+    """phi(x) = max(x, 0) + exp(min(x, 0)) = elu(x) + 1, precise for small features."""
     # torch.compile knows no jvp of a Function
     function = _EluFeatures if torch.compiler.is_compiling() else _EluFeaturesWithTangent
     return function.apply(x)
 
 
 class _EluFeatures(torch.autograd.Function):
-    """phi'(x) = min(phi(x), 1): only the features are saved, and the gradient is one product."""
+    """phi'(x) = min(phi(x), 1): only the features are saved."""
 
     generate_vmap_rule = True
 
@@ -65,10 +65,10 @@ def dpfp_features(x: Tensor, nu: int = 1) -> Tensor:
 
 
 def favor_features(x: Tensor, projection: Tensor, *, is_query: bool = False) -> Tensor:
-    r"""phi(x)_f = exp(w_f . y - |y|^2 / 2) / sqrt(F) with y = x / D^(1/4): E[phi(q) . phi(k)] = exp(q . k / sqrt(D)).
+    r"""phi(x)_f = exp(w_f . y - |y|^2 / 2) / sqrt(F) with y = x / D^(1/4).
 
-    Eq. 14 does not depend on the scale of a query's features: their largest exponent is subtracted, so that they never
-    all underflow. The scale of a key's features is its weight and stays.
+    E[phi(q) . phi(k)] = exp(q . k / sqrt(D)). The scale of a query's features cancels in
+    Eq. 14: their largest exponent is subtracted, so that they do not all underflow.
 
     Args:
         x: (..., D).
@@ -83,7 +83,7 @@ def favor_features(x: Tensor, projection: Tensor, *, is_query: bool = False) -> 
 
 
 def favor_projection(dim: int, num_features: int, seed: int) -> Tensor:
-    """Rows w_f ~ N(0, I), orthogonal in groups of ``dim``, float32 on the CPU: the same for a seed on every device."""
+    """Rows w_f ~ N(0, I), orthogonal in groups of ``dim``, float32 on the CPU."""
     generator = torch.Generator().manual_seed(seed)
     groups = []
     for _ in range(-(-num_features // dim)):
@@ -95,7 +95,7 @@ def favor_projection(dim: int, num_features: int, seed: int) -> Tensor:
 
 
 def _normal(dim: int, generator: torch.Generator) -> Tensor:
-    """(dim, dim) on the CPU even where another device is the default, as in loaders that use "meta"."""
+    """(dim, dim) on the CPU, also where another device is the default."""
     return torch.randn(dim, dim, generator=generator, dtype=torch.float64, device="cpu")
 
 
@@ -138,7 +138,7 @@ def _favor_projection_for(x: Tensor, num_features: int, seed: int) -> Tensor:
     return _drawn[key].clone()
 
 
-# An operator, because torch.compile cannot trace the random generator; drawn once per width and device.
+# An operator, as torch.compile cannot trace the generator; drawn once per width and device.
 define_operator(
     "favor_projection(Tensor x, int num_features, int seed) -> Tensor",
     _favor_projection_for,

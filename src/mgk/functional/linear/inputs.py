@@ -13,7 +13,7 @@ from mgk.functional.mixture.inputs import compute_dtype, validated_key_range
 
 
 class LinearInputs(NamedTuple):
-    """The arguments of Eq. 14 after validation, with queries and keys mapped to features in float32 or better."""
+    """The arguments of Eq. 14 after validation; features are in float32 or better."""
 
     query: Tensor  # phi(q_i) (B, Hq, L, F)
     keys: Tensor  # pi_jr phi(k_jr) (B, H, M, S, F), 0 where masked
@@ -49,7 +49,7 @@ def validate_inputs(
     segment_ids: Any = None,
     initial_state: Any = None,
 ) -> LinearInputs:
-    """The arguments of ``linear_mixture_attention``, checked; weights and counts need no ``value``."""
+    """The arguments of ``linear_mixture_attention``, checked; ``value`` may be missing."""
     validation.tensor("query", query, "BHLD")
     validation.tensor("keys", keys, "BHMSD")
     value = query.new_empty(*keys.shape[:2], keys.shape[3], 0) if value is None else value

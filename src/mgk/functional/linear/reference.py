@@ -15,7 +15,7 @@ class LinearReference(Backend[LinearInputs]):
     name = "reference"
 
     def attention(self, inputs: LinearInputs) -> tuple[Tensor, Tensor]:
-        """Numerator and denominator (B, Hq, L, E + 1) of Eq. 14, and the state after all keys (B, H, F, E + 1)."""
+        """Numerator and denominator (B, Hq, L, E + 1) of Eq. 14, and the last state."""
         phi_k, values = inputs.mixed_keys(), inputs.values_and_ones()
         sums = _products(inputs.query, phi_k, inputs) @ repeat_heads(values, inputs.group)
         segments, num_queries = inputs.key_range.segments, inputs.query.shape[2]
@@ -49,13 +49,13 @@ def weights(inputs: LinearInputs) -> Tensor:
 
 
 def responsibilities(inputs: LinearInputs) -> Tensor:
-    """gamma_ijr = pi_jr phi(q_i) . phi(k_jr) / sum_r' pi_jr' phi(q_i) . phi(k_jr') (B, Hq, M, L, S), 0 if masked."""
+    """gamma_ijr = pi_jr phi(q_i) . phi(k_jr) / phi(q_i) . phibar_j, 0 if masked: (B, Hq, M, L, S)."""
     products = _products(inputs.query.unsqueeze(2), inputs.keys, inputs)
     return masks.divide(products, products.sum(2, keepdim=True))
 
 
 def _products(phi_q: Tensor, phi_k: Tensor, inputs: LinearInputs) -> Tensor:
-    """phi(q_i) . phi(k_j) (B, Hq, ..., L, S), 0 for pairs that causality or segments exclude."""
+    """phi(q_i) . phi(k_j) (B, Hq, ..., L, S), 0 for excluded pairs."""
     products = phi_q @ repeat_heads(phi_k, inputs.group).mT
     if inputs.key_range.is_whole:
         return products

@@ -65,30 +65,32 @@ def mixture_attention(
 ) -> Tensor | tuple[Tensor, Tensor]:
     r"""h_i = sum_j A_ij v_j with A_ij = sum_r pi_jr e_ijr / sum_j' sum_r pi_j'r e_ij'r (Eq. 9 and 10).
 
-    e_ijr = exp(-|q_i - k_jr|^2 / (2 sigma_jr^2)), or exp(q_i . k_jr / sigma_jr^2) for the dot kernel (Eq. 8).
+    e_ijr = exp(-|q_i - k_jr|^2 / (2 sigma_jr^2)), or exp(q_i . k_jr / sigma_jr^2) (Eq. 8).
 
     Args:
         query: (B, Hq, L, D), Hq a multiple of H: query head h reads key head h // (Hq / H).
         keys: (B, H, M, S, D), the means of the M Gaussians of each of S positions.
         value: (B, H, S, E).
-        log_prior: log pi_jr, 4-D, broadcastable to (B, H, M, S); -inf removes a component. None: uniform.
+        log_prior: log pi_jr, 4-D, broadcastable to (B, H, M, S); -inf removes a component.
+            None: uniform.
         variance: sigma_jr^2, a number or 4-D, broadcastable to (B, H, M, S). None: sqrt(D).
         kernel: "gaussian" (Eq. 9) or "dot" (Eq. 8).
-        e_step: "soft", or "hard": max_r e_ijr in place of the sum over r (Eq. 12), which ignores the prior.
-        attn_mask: bool, True takes part, or an additive float; broadcastable to (B, Hq, L, S).
+        e_step: "soft", or "hard": max_r e_ijr in place of sum_r pi_jr e_ijr (Eq. 12).
+        attn_mask: bool, True takes part, or an additive float; broadcastable to
+            (B, Hq, L, S).
         is_causal: query i sees keys j <= i + (S - L).
-        window: (left, right), each an int or None: query i sees keys j with -left <= j - (i + S - L) <= right. An int
-            w is (w, w), or (w, 0) with ``is_causal``.
-        segment_ids: int (B, S), for L <= S queries, the last positions. A segment is a maximal run of equal ids; a
-            query sees the keys of its own.
-        dropout_p: the probability of dropping a position weight A_ij; rows are not renormalised.
+        window: (left, right), each an int or None: -left <= j - (i + S - L) <= right. An
+            int w is (w, w), or (w, 0) with ``is_causal``.
+        segment_ids: int (B, S), for L <= S queries, the last positions. A query sees the
+            keys of its own segment, a maximal run of equal ids.
+        dropout_p: the probability of dropping A_ij; rows are not renormalised.
         return_lse: whether to return (output, lse).
         backend: "auto" or a name from :func:`available_backends`.
 
     Returns:
-        (B, Hq, L, E), zeros for a query with no key left. With ``return_lse`` also lse_i = log sum_jr pi_jr e_ijr
-        (B, Hq, L), float32 or float64, with exp(mask_ij) as a factor and 1 / M as the prior of None; hard: log sum_j
-        max_r e_ijr. It is -inf where no key is left. See :func:`merge_attention`.
+        (B, Hq, L, E), zeros for a query with no key left. With ``return_lse`` also
+        lse_i = log sum_jr pi_jr e_ijr exp(mask_ij), hard log sum_j max_r e_ijr: (B, Hq, L),
+        float32 or float64, -inf where no key is left. See :func:`merge_attention`.
     """
     validation.tensor("value", value, "BHSE")
     options: dict[str, Any] = {"kernel": kernel, "e_step": e_step, "log_prior": log_prior, "variance": variance}
@@ -140,7 +142,7 @@ def shifted_mixture_attention(
     return_lse: bool = False,
     backend: str = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
-    r"""h_i = sum_j A_ij v_j (Eq. 9, 10) with shifted keys k_jr = k_j + b_r: q.k is needed once for all r.
+    r"""h_i = sum_j A_ij v_j (Eq. 9, 10) with shifted keys k_jr = k_j + b_r.
 
     Args:
         query: (B, Hq, L, D), Hq a multiple of H.
@@ -148,15 +150,15 @@ def shifted_mixture_attention(
         shifts: b_r, (H, M, D).
         value: (B, H, S, E).
         log_prior: log pi, (H, M) or 4-D, broadcastable to (B, H, M, S). None: uniform.
-        variance: sigma^2, a number, (H, M), or 4-D, broadcastable to (B, H, M, S). None: sqrt(D).
-        kernel: "gaussian" (Eq. 9) or "dot" (Eq. 8), which needs a variance that depends on r.
+        variance: sigma^2, a number, (H, M), or 4-D as ``log_prior``. None: sqrt(D).
+        kernel: "gaussian" (Eq. 9) or "dot" (Eq. 8), with a variance that depends on r.
         e_step: "soft" or "hard" (Eq. 12), which ignores the prior.
         attn_mask: bool, True takes part, or an additive float.
         is_causal: query i sees keys j <= i + (S - L).
         window: (left, right) or an int, as for :func:`mixture_attention`.
         segment_ids: int (B, S), as for :func:`mixture_attention`.
         dropout_p: the probability of dropping a position weight.
-        return_lse: whether to return (output, lse), lse (B, Hq, L) as for :func:`mixture_attention`.
+        return_lse: whether to return (output, lse), as for :func:`mixture_attention`.
         backend: "auto" or a name from :func:`available_backends`.
 
     Returns:
@@ -190,9 +192,10 @@ def mixture_weights(
     window: Window = None,
     segment_ids: Tensor | None = None,
 ) -> Tensor:
-    """A_ij = sum_r pi_jr e_ijr / sum_j' sum_r pi_j'r e_ij'r (Eq. 9; Eq. 12 when hard): (B, Hq, L, S), rows sum to 1.
+    """A_ij = sum_r pi_jr e_ijr / sum_j' sum_r pi_j'r e_ij'r (Eq. 9, hard Eq. 12): (B, Hq, L, S).
 
-    The arguments are those of :func:`mixture_attention`. A query with no key left has a row of zeros.
+    The arguments are those of :func:`mixture_attention`. Rows sum to 1, or to 0 where no
+    key is left.
     """
     options: dict[str, Any] = {"kernel": kernel, "e_step": e_step, "log_prior": log_prior, "variance": variance}
     options |= {"attn_mask": attn_mask, "is_causal": is_causal, "window": window, "segment_ids": segment_ids}
@@ -214,9 +217,9 @@ def responsibilities(
     window: Window = None,
     segment_ids: Tensor | None = None,
 ) -> Tensor:
-    """gamma_ijr = pi_jr e_ijr / sum_r' pi_jr' e_ijr' (Eq. 11), one-hot when hard: (B, Hq, L, M, S), 0 if masked.
+    """gamma_ijr = pi_jr e_ijr / sum_r' pi_jr' e_ijr' (Eq. 11), hard one-hot: (B, Hq, L, M, S).
 
-    The arguments are those of :func:`mixture_attention`.
+    0 if masked. The arguments are those of :func:`mixture_attention`.
     """
     options: dict[str, Any] = {"kernel": kernel, "e_step": e_step, "log_prior": log_prior, "variance": variance}
     options |= {"attn_mask": attn_mask, "is_causal": is_causal, "window": window, "segment_ids": segment_ids}
@@ -249,14 +252,14 @@ def m_step(
 
     Args:
         query_mask: bool (B, L), True takes part: excludes padding.
-        update_keys: whether keys are updated, and the variance is the one about the new keys, sum_i gamma_ijr
-            |q_i - k_jr^new|^2 / (D N_jr). False: keys stay as given, and the variance is the one about them: what to
-            take where the variance is updated alone, as the smaller one would lower the likelihood.
+        update_keys: whether to update keys, and to take the variance about the new ones,
+            sum_i gamma_ijr |q_i - k_jr^new|^2 / (D N_jr). False: about the given keys, for
+            a variance that is updated alone.
 
     Returns:
-        Without evidence (N_jr = 0) key and variance as given; where a position has none at all (N_j = 0) the prior as
-        given, normalised over r, 0 where every component is removed. All have the H heads of the keys: sums go over
-        all query heads of a group. Other arguments: :func:`mixture_attention`.
+        Key and variance as given where N_jr = 0; the prior as given, normalised over r,
+        where N_j = 0. All have the H heads of the keys: sums go over all query heads of a
+        group. Other arguments: :func:`mixture_attention`.
     """
     validation.flag("update_keys", update_keys)
     options: dict[str, Any] = {"kernel": kernel, "e_step": e_step, "log_prior": log_prior, "variance": variance}
@@ -267,7 +270,7 @@ def m_step(
 
 
 def attend(inputs: AttentionInputs, backend: str) -> tuple[Tensor, Tensor | None]:
-    """The output (B, Hq, L, E) of validated inputs, in the dtype of the query, zeros without keys; and the lse."""
+    """The output (B, Hq, L, E) in the dtype of the query, zeros without keys; and the lse."""
     query, value, inputs = inputs.query, inputs.value, inputs.with_seen_keys()
     with without_autocast(query):
         chosen = select("softmax", inputs, backend)
@@ -307,7 +310,7 @@ def _per_head_and_component(value: Any) -> Any:
 
 
 def _with_zero_gradient(out: Tensor, *unused: object) -> Tensor:
-    """The output with tensors that it does not depend on in its graph: their gradient is zeros, not None."""
+    """The output with further tensors in its graph: their gradient is zeros, not None."""
     for x in unused:
         if isinstance(x, Tensor) and x.requires_grad:
             zeros = torch.zeros_like(x).where(torch.ones_like(x, dtype=torch.bool), x)

@@ -17,7 +17,7 @@ SCORES_PER_BLOCK_ELSEWHERE = 2**25
 
 
 def block_length(features: ScoreFeatures) -> int:
-    """The side of a square block, a power of two from 32 to 4,096, by the number of batches, heads and components."""
+    """The side of a square block, a power of two from 32 to 4,096."""
     batch, heads = features.query.shape[:2]
     budget = SCORES_PER_BLOCK.get(features.query.device.type, SCORES_PER_BLOCK_ELSEWHERE)
     side = isqrt(max(1, budget // max(1, batch * heads * features.key_bias.shape[2])))
@@ -72,8 +72,8 @@ def attention_tangent(
 ) -> tuple[Tensor, Tensor]:
     """dh_i = sum_j dA_ij v_j + A_ij dv_j with dA_ij = sum_r P_ijr (ds_ijr - sum_j'r' P_ij'r' ds_ij'r').
 
-    The sum over j' and r' is that of the lse. P_ijr = exp(s_ijr - row_max_i) / row_sum_i. Tangents are None where they
-    are 0. No operation is in place: torch.func may add dimensions to any tangent.
+    The sum over j' and r' is the lse's. P_ijr = exp(s_ijr - row_max_i) / row_sum_i. A
+    tangent of 0 is None. Nothing is in place: torch.func may add dimensions to tangents.
     """
     features, value, mask, _, _, options = inputs
     group, key_range = features.group, inputs.key_range
@@ -138,7 +138,7 @@ def block_of_mask(mask: Tensor, queries: slice, keys: slice) -> Tensor:
 def _mask_addend(
     features: ScoreFeatures, mask: Tensor | None, key_range: KeyRange, queries: slice, keys: slice
 ) -> Tensor | None:
-    """The addend of a block's scores, broadcastable to (B, Hq, l, s): 0, -inf, or a float mask's value."""
+    """What a block's masks add to its scores, broadcastable to (B, Hq, l, s)."""
     sizes = (features.query.shape[2], features.key_bias.shape[3])
     if mask is not None:
         mask = block_of_mask(mask, queries, keys)

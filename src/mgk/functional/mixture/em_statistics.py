@@ -1,7 +1,8 @@
 """The M-step from the statistics of a backend (identity 5).
 
-N_jr = sum_i gamma_ijr, sum_i gamma_ijr x_i and sum_i gamma_ijr |x_i|^2, with gamma_ijr the softmax over r of s_ijr
-(Eq. 11). The points x_i = q_i - c are queries relative to the mean key, which keeps the variances precise.
+N_jr = sum_i gamma_ijr, sum_i gamma_ijr x_i and sum_i gamma_ijr |x_i|^2, gamma_ijr the
+softmax over r of s_ijr (Eq. 11). The points x_i = q_i - c are relative to the mean key,
+which keeps the variances precise.
 """
 
 from typing import NamedTuple
@@ -18,13 +19,13 @@ VARIANCE_FLOOR = 1e-6
 
 
 class MStep(NamedTuple):
-    """The result of the M-step (Eq. 11, 13). A component without responsibility for any query keeps its values.
+    """The result of the M-step (Eq. 11, 13). A component with N_jr = 0 keeps its values.
 
     Attributes:
         counts: N_jr (B, H, M, S).
-        prior: pi_jr = N_jr / sum_r N_jr (B, H, M, S); where a position has no query, the given prior, normalised.
+        prior: N_jr / sum_r N_jr (B, H, M, S), or the given one, normalised.
         keys: k_jr^new (B, H, M, S, D), or the given ones.
-        variance: (sigma_jr^2)^new about ``keys``, with the 1/D of an isotropic Gaussian (B, H, M, S).
+        variance: (sigma_jr^2)^new about ``keys``, with the factor 1/D (B, H, M, S).
     """
 
     counts: Tensor
@@ -36,7 +37,7 @@ class MStep(NamedTuple):
 class Moments(NamedTuple):
     """Sums over the queries, weighted by the responsibilities, of points x_i = q_i - centre.
 
-    In float64 where the device has it: variances are small differences of the second and the first moments.
+    In float64 where the device has it: variances are small differences of moments.
     """
 
     counts: Tensor  # sum_i gamma_ijr (B, H, M, S)
@@ -47,7 +48,7 @@ class Moments(NamedTuple):
 
 @torch.no_grad()
 def counts(inputs: AttentionInputs, query_mask: Tensor | None = None, backend: str = "auto") -> Tensor:
-    """N_jr = sum_i gamma_ijr (B, H, M, S), over the queries of ``query_mask`` (B, L) and the pairs that masks admit."""
+    """N_jr = sum_i gamma_ijr (B, H, M, S), over the queries of ``query_mask`` (B, L)."""
     inputs = inputs.for_responsibilities().with_key_mask_in_prior().at_full_precision()
     return _statistics(inputs, query_mask, None, backend)[0].to(inputs.query.dtype)
 
@@ -64,10 +65,7 @@ def moments(inputs: AttentionInputs, query_mask: Tensor | None = None, backend: 
 
 @torch.no_grad()
 def squared_distances(inputs: AttentionInputs, sums: Moments) -> Tensor:
-    """sum_i gamma_ijr |q_i - k_jr|^2 (B, H, M, S), the numerator of the variance about the present keys.
-
-    0 where there is no query, whatever the key holds.
-    """
+    """sum_i gamma_ijr |q_i - k_jr|^2 (B, H, M, S); 0 without queries, whatever the key holds."""
     keys = inputs.keys - sums.centre.unsqueeze(2)
     if inputs.shifts is not None:
         keys = keys + inputs.shifts[None, :, :, None]
@@ -82,10 +80,10 @@ def m_step(
     backend: str = "auto",
     update_keys: bool = True,
 ) -> MStep:
-    """N_jr = sum_i gamma_ijr, pi = N_jr / N_j, k = sum_i gamma q_i / N_jr, sigma^2 = sum_i gamma |q_i - k|^2 / D N_jr.
+    """N_jr = sum_i gamma_ijr, pi = N_jr / N_j, k = sum_i gamma q_i / N_jr (Eq. 13).
 
-    Eq. 13, with the 1/D of an isotropic Gaussian in D dimensions. Without evidence the result is the old key and
-    variance and the prior of ``log_prior``.
+    sigma^2 = sum_i gamma |q_i - k|^2 / (D N_jr). Where N_jr is 0, the result is the old key
+    and variance and the prior of ``log_prior``.
     """
     sums = moments(inputs, query_mask, backend)
     given = inputs.at_full_precision().keys
@@ -113,7 +111,7 @@ def m_step(
 
 
 def _prior(log_prior: Tensor | None, counts: Tensor) -> Tensor:
-    """The given prior (B, H, M, S), normalised over r; uniform if None; 0 where every component is removed."""
+    """The given prior (B, H, M, S), normalised over r; 0 where every component is removed."""
     if log_prior is None:
         return torch.full_like(counts, 1 / counts.shape[2])
     prior = log_prior.to(counts.dtype).expand(counts.shape)

@@ -33,7 +33,7 @@ class ScoreFeatures(NamedTuple):
     keys: Tensor  # (B, H, M, S, F), or (B, H, 1, S, F) if all components share the product
     query_bias: Tensor | None  # (B, Hq, M, L)
     key_bias: Tensor  # (B, H, M, S)
-    # a = 1 and b = 0 (2, B, Hq, M, L), in the finest dtype: for their gradients, where a variance is learned
+    # a = 1 and b = 0 (2, B, Hq, M, L), for their gradients, where a variance is learned
     score_affine: Tensor | None = None
 
     @property
@@ -74,7 +74,7 @@ def _unfolded(features: ScoreFeatures, inputs: AttentionInputs) -> ScoreFeatures
 
 
 def row_term(inputs: AttentionInputs) -> Tensor:
-    """The term of i alone that the features leave out of the scores, for a log-sum-exp: (B, Hq, L)."""
+    """The term of i alone that the features leave out, for a log-sum-exp: (B, Hq, L)."""
     folded = inputs.with_folded_groups()
     if inputs.kernel == "dot":
         return inputs.query.new_zeros(inputs.query.shape[:3])
@@ -98,7 +98,7 @@ def _half_norms(inputs: AttentionInputs) -> Tensor:
 
 
 def _is_affine(inputs: AttentionInputs) -> bool:
-    """Whether the variance divides all scores of a component, but for the prior, and nothing else."""
+    """Whether the variance divides all scores of a component and nothing else."""
     assert isinstance(inputs.variance, Tensor)
     adds_mask = inputs.attn_mask is not None and inputs.attn_mask.dtype != torch.bool
     return inputs.variance.shape[3] == 1 and not adds_mask and not inputs.is_hard
@@ -137,7 +137,7 @@ def _features(inputs: AttentionInputs) -> ScoreFeatures:
     if inputs.log_prior is None:
         return features
     if features.query_bias is not None and inputs.log_prior.shape[3] == 1 and not inputs.is_hard:
-        # the gradient of a query's bias is the shorter sum; with a hard E-step the prior is a key mask
+        # a query's bias has the shorter sum as gradient; with a hard E-step it is a key mask
         return features._replace(query_bias=features.query_bias + inputs.log_prior)
     return features._replace(key_bias=features.key_bias + inputs.log_prior)
 
@@ -176,7 +176,7 @@ def _common_inverse(inputs: AttentionInputs) -> Tensor:
 
 
 def _left_out(inputs: AttentionInputs) -> Tensor:
-    """y_i = -|q_i - c|^2 / 2 min_r 1 / sigma_r^2, of i alone, which the features leave out of the scores."""
+    """y_i = -|q_i - c|^2 / 2 min_r 1 / sigma_r^2, which the features leave out."""
     if inputs.kernel == "dot" or inputs.has_common_variance:
         return inputs.query.new_zeros(*inputs.query.shape[:2], 1, 1)
     return -_half_norms(inputs).unsqueeze(2) * _common_inverse(inputs)
@@ -232,15 +232,15 @@ class OperatorInputs(NamedTuple):
 
 
 class ForwardResult(NamedTuple):
-    """The output, and what recomputes the weights in the backward, P_ijr = exp(s_ijr - row_max_i) / row_sum_i.
+    """The output, and what recomputes P_ijr = exp(s_ijr - row_max_i) / row_sum_i.
 
-    The two are not joined to a log-sum-exp: rounded to float32 it would be less precise than the weights are.
+    A float32 log-sum-exp in place of the two would be less precise than the weights.
     """
 
     out: Tensor  # h (B, Hq, L, E)
     row_max: Tensor  # max_jr s_ijr (B, Hq, L), in the backend's own units; +inf for a query with no key left
     row_sum: Tensor  # sum_jr exp(s_ijr - row_max_i) (B, Hq, L); 1 for a query with no key left
-    # log sum_jr exp(s_ijr) (B, Hq, L); -inf for a query with no key left; not kept for the backward
+    # log sum_jr exp(s_ijr) (B, Hq, L); -inf for a query with no key left
     lse: Tensor | None = None
 
 
@@ -257,11 +257,11 @@ _INPUTS = (
 class OperatorBackend(Backend[AttentionInputs]):
     """A backend with its own forward and backward from the features, each a torch operator.
 
-    ``torch.compile(fullgraph=True)`` sees one node for each; autograd calls the backward with what the forward saved.
+    ``torch.compile(fullgraph=True)`` sees one node for each.
     """
 
     def __init__(self) -> None:
-        """Define the operators ``mgk::{name}_forward``, ``mgk::{name}_backward`` and ``mgk::{name}_statistics``."""
+        """Define the operators ``mgk::{name}_`` ``forward``, ``backward`` and ``statistics``."""
         forward, backward = f"{self.name}_forward", f"{self.name}_backward"
         results = "Tensor out, Tensor row_max, Tensor row_sum"
         define_operator(
@@ -296,17 +296,17 @@ class OperatorBackend(Backend[AttentionInputs]):
         result: ForwardResult,
         needs_mask_grad: bool,
     ) -> Gradients:
-        """The gradients from those of the output (B, Hq, L, E) and of the log-sum-exp (B, Hq, L)."""
+        """The gradients, from those of the output (B, Hq, L, E) and of the lse (B, Hq, L)."""
         raise NotImplementedError
 
     def tangent(
         self, inputs: OperatorInputs, tangents: OperatorInputs, result: ForwardResult
     ) -> tuple[Tensor, Tensor]:
-        """The tangents of output (B, Hq, L, E) and lse from those of features, values and mask, None where 0."""
+        """The tangents of output and lse, from those of features, values and mask."""
         raise NotImplementedError
 
     def flat_statistics(self, *arguments: Any) -> list[Tensor]:
-        """The statistics from features, mask, query_mask, points, segments, is_hard, left and right."""
+        """The statistics from the flat arguments of the operator."""
         raise NotImplementedError
 
     def attention(self, inputs: AttentionInputs) -> tuple[Tensor, Tensor | None]:
@@ -417,7 +417,7 @@ class _Forward(torch.autograd.Function):
 
 
 class _Backward(torch.autograd.Function):
-    """The backward operator, of first derivatives alone. Its arguments are the backend and those of the operator."""
+    """The backward operator, which is not differentiated again."""
 
     @staticmethod
     def forward(backend: OperatorBackend, *arguments: Any) -> tuple[Tensor, ...]:
@@ -461,7 +461,7 @@ class _Backward(torch.autograd.Function):
 
 
 def _fold(arguments: Any, dims: tuple[Any, ...], size: int, keeps_mask: bool) -> list[Any]:
-    """The arguments of a forward operator with the dimension that vmap adds folded into the batch."""
+    """The arguments of a forward with the dimension that vmap adds folded into the batch."""
     *features, affine, value, mask, seed, segments = arguments[:9]
     tensors = [_fold_one(x, dim, size) for x, dim in zip(features, dims[:4], strict=True)]
     affine, segments = (  # (2, B, Hq, M, L), (2, B, S)

@@ -13,17 +13,16 @@ from mgk.variants import CHOICES, EStep, Kernel
 
 # Stands for log 0 where -inf would make inf - inf or 0 * inf.
 LOG_ZERO = -1e30
-# Scores of this size are rounded by a millionth: a centre that removes no more from them gains nothing.
+# Scores of this size are rounded by a millionth: removing no more gains nothing.
 SMALL_SCORE = 16.0
 # Keys that a median is taken of: enough for a centre, which need not be exact.
 MEDIAN_SAMPLE = 64
 
 
 class AttentionInputs(NamedTuple):
-    """The arguments of Eq. 9 and 10 after validation: shapes agree, and masks, priors and variances are 4-D.
+    """The arguments of Eq. 9 and 10 after validation; masks, priors and variances are 4-D.
 
-    With ``shifts`` the key of component r is ``keys + shifts[:, r]`` (sMGK) and ``keys`` has one component.
-    Query head h reads the key head h // (Hq / H).
+    With ``shifts`` (sMGK), ``keys`` has one component and k_jr is ``keys + shifts[:, r]``.
     """
 
     query: Tensor  # (B, Hq, L, D)
@@ -72,7 +71,7 @@ class AttentionInputs(NamedTuple):
 
     @property
     def is_hard(self) -> bool:
-        """Whether a max over components takes the place of their sum (Eq. 12); one component has no choice."""
+        """Whether a max over components takes the place of their sum (Eq. 12)."""
         return self.e_step == "hard" and self.num_mixtures > 1
 
     @property
@@ -88,11 +87,11 @@ class AttentionInputs(NamedTuple):
 
     @property
     def log_uniform_prior(self) -> float:
-        """What a prior of None adds to the scores, -log M; it matters to a log-sum-exp alone."""
+        """-log M, which a prior of None adds to a log-sum-exp."""
         return -math.log(self.num_mixtures) if self.log_prior is None and not self.is_hard else 0.0
 
     def with_key_mask_in_prior(self) -> "AttentionInputs":
-        """The same inputs with a key mask as a factor of pi_jr, exp(mask_j) for every r: no mask is left to read."""
+        """The same inputs with a key mask as a factor exp(mask_j) of pi_jr."""
         if self.attn_mask is None or not self.has_key_mask:
             return self
         mask, dtype = self.attn_mask, compute_dtype(self.query)
@@ -117,7 +116,7 @@ class AttentionInputs(NamedTuple):
         return self._replace(log_prior=prior - prior.clamp_min(LOG_ZERO).logsumexp(2, keepdim=True))
 
     def at_full_precision(self) -> "AttentionInputs":
-        """The same inputs with half-precision tensors in float32, so that every sum is in float32 or better."""
+        """The same inputs with half-precision tensors in float32."""
         return self.in_dtype(compute_dtype(self.query))
 
     def in_dtype(self, dtype: torch.dtype) -> "AttentionInputs":
@@ -137,7 +136,7 @@ class AttentionInputs(NamedTuple):
         return self._replace(keys=keys, value=value), addend
 
     def for_responsibilities(self) -> "AttentionInputs":
-        """The same inputs as gamma_ijr needs them: a float mask cancels within a position, so that a bool one is left.
+        """The same inputs for gamma_ijr, in which a float mask cancels: a bool one is left.
 
         Keys that it excludes for every query are 0, whatever they hold.
         """
@@ -181,7 +180,7 @@ class AttentionInputs(NamedTuple):
         return sample.nanmedian(2, keepdim=True).values.nan_to_num(0.0, 0.0, 0.0)
 
     def _unless_near_zero(self, centre: Tensor) -> Tensor:
-        """A causal centre, or 0 where |c|^2 / (2 sigma^2), the size that it removes from the scores, is small."""
+        """A causal centre, or 0 where what it removes, |c|^2 / (2 sigma^2), is small."""
         if not self.is_causal:
             return centre
         sigma2 = self.variance
@@ -204,7 +203,7 @@ class AttentionInputs(NamedTuple):
         )
 
     def with_folded_groups(self) -> "AttentionInputs":
-        """The same inputs with the queries of a group one after another, (B, H, G L, D): for what needs no mask."""
+        """The same inputs with the queries of a group in a row, (B, H, G L, D), without mask."""
         if self.group == 1:
             return self
         batch, _, num_queries, width = self.query.shape
@@ -239,7 +238,7 @@ class AttentionInputs(NamedTuple):
         return x if x.shape[1] == 1 else x.repeat_interleave(self.group, 1)
 
     def with_expanded_keys(self) -> "AttentionInputs":
-        """The same inputs with keys k_jr = k_j + b_r, about an origin that keeps the digits of the shifts."""
+        """The same inputs with keys k_jr = k_j + b_r."""
         if self.shifts is None:
             return self
         shifts = self.shifts[None, :, :, None]
@@ -269,9 +268,9 @@ def validate_inputs(
     dropout_p: Any = 0.0,
     return_lse: Any = False,
 ) -> AttentionInputs:
-    """The arguments of ``mixture_attention``, checked; with ``shifts`` (H, M, D) the keys are (B, H, 1, S, D).
+    """The arguments of ``mixture_attention``, checked; ``value`` may be missing.
 
-    Without ``value`` the inputs serve weights, responsibilities and statistics.
+    With ``shifts`` (H, M, D) the keys are (B, H, 1, S, D).
     """
     validation.tensor("query", query, "BHLD")
     validation.tensor("keys", keys, "BHMSD")
@@ -329,5 +328,5 @@ def compute_dtype(tensor: Tensor) -> torch.dtype:
 
 
 def finest_dtype(tensor: Tensor) -> torch.dtype:
-    """float64 where the device has it, else float32: for gradients that add up the rounding of every pair."""
+    """float64 where the device has it, else float32: for sums over every pair."""
     return torch.float32 if tensor.device.type == "mps" else torch.float64

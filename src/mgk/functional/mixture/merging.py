@@ -1,4 +1,4 @@
-"""Attention over the union of disjoint sets of keys from the attention over each (identity of the softmax)."""
+"""Attention over a union of disjoint sets of keys, from the attention over each."""
 
 from collections.abc import Iterable
 
@@ -10,15 +10,15 @@ from mgk.functional.mixture.inputs import compute_dtype
 
 
 def merge_attention(pieces: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    r"""h_i = sum_c exp(lse_ic - lse_i) h_ic with lse_i = log sum_c exp(lse_ic): exact over the union of the keys.
+    r"""h_i = sum_c exp(lse_ic - lse_i) h_ic with lse_i = log sum_c exp(lse_ic).
 
     Args:
-        pieces: (output, lse) of :func:`mixture_attention` with ``return_lse=True``, (B, Hq, L, E) and (B, Hq, L), for
-            the same queries and disjoint sets of keys.
+        pieces: (output, lse) of :func:`mixture_attention` with ``return_lse=True``,
+            (B, Hq, L, E) and (B, Hq, L), for the same queries and disjoint sets of keys.
 
     Returns:
-        The output in the dtype of the pieces and the lse, both for all keys. A piece with lse -inf adds nothing; a
-        query with no key in any piece has zeros and -inf. Sums are in float32 or better; gradients flow through both.
+        The output in the dtype of the pieces and the lse, both for all keys. A query with
+        no key in any piece has zeros and -inf. Gradients flow through both.
     """
     outs, lses = zip(*_validated(pieces), strict=True)
     dtype = compute_dtype(outs[0])
@@ -26,7 +26,7 @@ def merge_attention(pieces: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Te
     is_empty = lse == -torch.inf
     has_none = is_empty.all(0)
     row_max = lse.detach().amax(0).masked_fill(has_none, 0.0)
-    # exponents of empty pieces are filled before exp and its result after, so that neither way makes a NaN
+    # empty pieces are filled before exp and after it: neither way makes a NaN
     mass = (lse.masked_fill(is_empty, 0.0) - row_max).exp().masked_fill(is_empty, 0.0)
     total = mass.sum(0).masked_fill(has_none, 1.0)
     out = torch.stack([x.to(dtype) for x in outs]).masked_fill(is_empty.unsqueeze(-1), 0.0)

@@ -1,7 +1,7 @@
-"""The paper's equations, materialised: in float64 the oracle of every backend, otherwise the path of small inputs.
+"""The paper's equations, materialised: in float64 the oracle of every backend.
 
-A log kernel is log exp(-|q_i - k_jr|^2 / (2 sigma_jr^2)) (Eq. 9) or log exp(q_i . k_jr / sigma_jr^2) (Eq. 8). Tensors
-of scores are (B, Hq, M, L, S): the keys of a head are repeated for the query heads that read it.
+Tensors of scores are (B, Hq, M, L, S): the keys of a head are repeated for the query
+heads that read it. The backend ``eager`` is the same for small inputs.
 """
 
 import torch
@@ -13,12 +13,12 @@ from mgk.functional.backends import Backend
 from mgk.functional.mixture.inputs import AttentionInputs, compute_dtype, finest_dtype
 from mgk.functional.validation import is_exporting, known, needs_grad
 
-# Up to this many scores the set-up of a fused backend takes longer than the scores themselves.
+# Up to this many scores the set-up of a fused backend takes longer than they do.
 MAX_SCORES = 2**16
 
 
 def attention(inputs: AttentionInputs) -> tuple[Tensor, Tensor | None]:
-    """h_i = sum_j A_ij v_j (Eq. 10), dropout acting on A_ij; and the log-sum-exp where it is wanted."""
+    """h_i = sum_j A_ij v_j (Eq. 10) with dropout of A_ij; and the lse where it is wanted."""
     inputs = inputs.with_repeated_heads()
     mass, row_max = _mass(inputs)
     total = mass.sum(-1, keepdim=True)
@@ -30,13 +30,13 @@ def attention(inputs: AttentionInputs) -> tuple[Tensor, Tensor | None]:
 
 
 def weights(inputs: AttentionInputs) -> Tensor:
-    """A_ij = sum_r pi_jr e_ijr / sum_j' sum_r pi_j'r e_ij'r (Eq. 9), hard: max_r in place of sum_r pi (Eq. 12)."""
+    """A_ij = sum_r pi_jr e_ijr / sum_j' sum_r pi_j'r e_ij'r (Eq. 9), hard: max_r (Eq. 12)."""
     mass, _ = _mass(inputs)
     return masks.divide(mass, mass.sum(-1, keepdim=True))
 
 
 def _mass(inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
-    """sum_r pi_jr e_ijr / exp(row_max_i) (B, Hq, L, S), hard: max_r; and row_max, a constant (B, Hq, L, 1)."""
+    """sum_r pi_jr e_ijr / exp(row_max_i) (B, Hq, L, S), hard: max_r; and row_max (B, Hq, L, 1)."""
     scores = _masked_scores(inputs)
     if scores.numel() == 0:
         return scores.sum(2), scores.new_zeros(*scores.shape[:2], scores.shape[3], 1)
@@ -47,7 +47,7 @@ def _mass(inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
 
 
 def responsibilities(inputs: AttentionInputs) -> Tensor:
-    """gamma_ijr = pi_jr e_ijr / sum_r' pi_jr' e_ijr' (Eq. 11); hard: 1 for the nearest component. (B, Hq, M, L, S)."""
+    """gamma_ijr = pi_jr e_ijr / sum_r' pi_jr' e_ijr' (Eq. 11), hard one-hot: (B, Hq, M, L, S)."""
     return component_shares(_masked_scores(inputs), inputs.is_hard)
 
 
@@ -63,9 +63,7 @@ def component_shares(scores: Tensor, is_hard: bool) -> Tensor:
 def weighted_sums(
     gamma: Tensor, query_mask: Tensor | None, points: Tensor | None, group: int = 1
 ) -> list[Tensor]:
-    """sum_i gamma_ijr, and with points x_i sum_i gamma_ijr x_i and sum_i gamma_ijr |x_i|^2, over unmasked queries.
-
-    The sums have the dtype of the points.
+    """sum_i gamma_ijr, and with points x_i sum_i gamma_ijr x_i and sum_i gamma_ijr |x_i|^2.
 
     Args:
         gamma: (B, Hq, M, L, S).
@@ -90,7 +88,7 @@ def sum_over_groups(x: Tensor, group: int) -> Tensor:
 
 
 def log_kernel(inputs: AttentionInputs) -> Tensor:
-    """-|q_i - k_jr|^2 / (2 sigma_jr^2), expanded about the mean key, or q_i . k_jr / sigma_jr^2: (B, H, M, L, S)."""
+    """-|q_i - k_jr|^2 / (2 sigma_jr^2) (Eq. 9) or q_i . k_jr / sigma_jr^2 (Eq. 8): (B, H, M, L, S)."""
     variance = inputs.variance
     if isinstance(variance, Tensor):
         variance = variance.unsqueeze(-2)  # (B, H, M, 1, S)
@@ -120,7 +118,7 @@ def _masked_scores(inputs: AttentionInputs) -> Tensor:
 
 
 def _finite(maximum: Tensor) -> Tensor:
-    """A maximum that can be subtracted: 0 in place of the -inf of a row with no key left."""
+    """A maximum to subtract: 0 in place of -inf."""
     return maximum.masked_fill(maximum == -torch.inf, 0.0)
 
 
@@ -131,13 +129,13 @@ class Eager(Backend[AttentionInputs]):
     priority = 3
 
     def is_efficient(self, inputs: AttentionInputs) -> bool:
-        """For few scores, for one query, whose scores need no blocks, and for exports, as its operators are plain."""
+        """For few scores, for one query, and for exports: its operators are torch's own."""
         if is_exporting():
             return True
         return known(inputs.num_scores <= MAX_SCORES) or known(inputs.num_queries == 1)
 
     def dtype(self, inputs: AttentionInputs) -> torch.dtype:
-        """float64 where a prior or a variance is learned: their gradients accumulate the rounding of every pair."""
+        """float64 where a prior or a variance is learned: their gradients sum over every pair."""
         is_sum_over_pairs = needs_grad(inputs.log_prior) or needs_grad(inputs.variance)
         return finest_dtype(inputs.query) if is_sum_over_pairs else compute_dtype(inputs.query)
 

@@ -34,7 +34,7 @@ from mgk.functional.mixture.features import (
 from mgk.functional.mixture.reference import component_shares, sum_over_groups, weighted_sums
 
 SHORT_SUM = 64
-# exp of less is nothing beside 1, in float64 too; it stands for -inf, which times 0 is not 0.
+# exp of less is 0 beside 1 in float64; it stands for -inf, which times 0 is NaN.
 SMALLEST_EXPONENT = -100.0
 
 
@@ -163,8 +163,9 @@ class Blockwise(OperatorBackend):
 class _AffineGradient:
     """da_ir = sum_j ds_ijr s_ijr and db_ir = sum_j ds_ijr of a_ir s_ijr + b_ir, with x = s - m.
 
-    Rounding leaves sum_jr ds_ijr = e_i where it should be 0, or the gradient of the log-sum-exp, most of it from
-    delta_i, so P_ijr e_i is taken off: db_ir = sum_j ds - e_i sum_j P, da_ir = sum_j ds x - e_i sum_j P x + m_i db_ir.
+    Rounding leaves sum_jr ds_ijr = e_i in place of 0, or of the gradient of the
+    log-sum-exp, most of it from delta_i. P_ijr e_i is taken off: db_ir = sum_j ds -
+    e_i sum_j P, da_ir = sum_j ds x - e_i sum_j P x + m_i db_ir.
     """
 
     def __init__(self, features: ScoreFeatures, result: ForwardResult, d_lse: Tensor | None) -> None:
@@ -191,7 +192,7 @@ class _AffineGradient:
 
 
 def _in_short_sums(weights: Tensor, value: Tensor) -> Tensor:
-    """The product weights @ value, 64 positions at a time: delta needs it more precise than one long sum gives."""
+    """A product in sums of 64 positions: delta needs more precision than one long sum has."""
     if weights.shape[-1] % SHORT_SUM:
         return weights @ value
     parts = weights.unflatten(-1, (-1, SHORT_SUM)).movedim(-2, 2) @ value.unflatten(2, (-1, SHORT_SUM))
@@ -199,9 +200,10 @@ def _in_short_sums(weights: Tensor, value: Tensor) -> Tensor:
 
 
 def _dropout_factors(inputs: OperatorInputs, like: Tensor, queries: slice, keys: slice) -> Tensor:
-    """1 / (1 - p) for the position weights that a block keeps, else 0: the same whenever it is recomputed.
+    """1 / (1 - p) for the weights that a block keeps, else 0; the same when recomputed.
 
-    Four weights share a 64-bit draw, which rounds p to a multiple of 2^-16, or two where p is near 0 or 1: 2^-32.
+    Four weights share a 64-bit draw, which rounds p to a multiple of 2^-16; or two,
+    where p is near 0 or 1: 2^-32.
     """
     assert inputs.seed is not None
     generator = torch.Generator(like.device)

@@ -1,7 +1,7 @@
-"""Mixture attention by fused C++ kernels: tiles of queries and keys, one value product per position, memory O(N).
+"""Mixture attention by fused C++ kernels: one value product per position, memory O(N).
 
-The kernels take the same features as ``blockwise``. Shifted keys cost one product per pair and a rank-M factor
-(identity 2); tiles where the factor would underflow add exponents instead.
+The kernels take the same features as ``blockwise``. Shifted keys cost one product per
+pair and a rank-M factor (identity 2); where it would underflow, exponents are added.
 """
 
 import math
@@ -42,7 +42,7 @@ class Cpu(OperatorBackend):
     priority = 4
 
     def __init__(self) -> None:
-        """Define ``mgk::cpu_mixture`` and ``mgk::cpu_mixture_backward`` too, for calls with one variance."""
+        """Define ``mgk::cpu_mixture`` and its backward too, for calls with one variance."""
         super().__init__()
         forward, backward, results = (
             "cpu_mixture",
@@ -77,14 +77,14 @@ class Cpu(OperatorBackend):
         return "it has counts, no moments" if task == "moments" else None
 
     def is_efficient(self, inputs: AttentionInputs) -> bool:
-        """Where the kernels make the features always, else for many scores. Exports hold no operator of ours."""
+        """Where the kernels make the features, or for many scores; not in exports."""
         if is_exporting():
             return False
         makes_features = _is_decoding(inputs) or not isinstance(inputs.variance, Tensor)
         return makes_features or not known(inputs.num_scores <= MIN_SCORES)
 
     def skips_dead_keys(self, inputs: AttentionInputs) -> bool:
-        """Decoding does, and would take twice as long if the cache were read once more."""
+        """Decoding does: it reads the cache once."""
         return _is_decoding(inputs)
 
     def missing(self, inputs: AttentionInputs) -> str | None:
@@ -188,7 +188,7 @@ def _decode(inputs: AttentionInputs) -> tuple[Tensor, Tensor | None]:
 
 
 def _is_direct(inputs: AttentionInputs) -> bool:
-    """Whether the kernels make the features: one variance, all keys or causality, output alone, no torch.func."""
+    """Whether the kernels make the features: one variance, no range but causality, no lse."""
     if isinstance(inputs.variance, Tensor) or inputs.key_range.is_local or inputs.return_lse:
         return False
     tensors = [x for x in inputs if isinstance(x, Tensor)]
@@ -196,7 +196,7 @@ def _is_direct(inputs: AttentionInputs) -> bool:
 
 
 def _attend(inputs: AttentionInputs) -> Tensor:
-    """A call with one variance: the kernels make the features, and return gradients of the inputs."""
+    """A call with one variance: the kernels make the features and the inputs' gradients."""
     if inputs.kernel == "dot":
         inputs = inputs.with_expanded_keys()
     if inputs.query.dtype not in cpu_kernels.READABLE_DTYPES:

@@ -14,7 +14,7 @@ from torch import Tensor
 from mgk.functional.mixture.features import Options, ScoreFeatures
 from mgk.functional.mixture.inputs import SMALL_SCORE
 
-# Selects an instruction set; one that the processor lacks is an error. Read once, at the first call.
+# Selects an instruction set; read once. One that the processor lacks is an error.
 INSTRUCTION_SET_VARIABLE = "MGK_INSTRUCTION_SET"
 # Names a folder with another build of the library, such as the one of ``make sanitize``.
 FOLDER_VARIABLE = "MGK_KERNELS_FOLDER"
@@ -296,7 +296,7 @@ def decode(
     is_dot: bool,
     is_hard: bool,
 ) -> tuple[Tensor, Tensor]:
-    """The output (B, Hq, 1, E) and the log-sum-exp (B, Hq, 1) of one query, reading keys and values in place."""
+    """The output (B, Hq, 1, E) and the log-sum-exp (B, Hq, 1) of one query."""
     batch, heads, _, num_keys, width = keys.shape
     components = keys.shape[2] if shifts is None else shifts.shape[1]
     scores = (batch, heads, components, num_keys)

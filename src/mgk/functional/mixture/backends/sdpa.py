@@ -23,13 +23,13 @@ from mgk.functional.mixture.inputs import LOG_ZERO, AttentionInputs, compute_dty
 from mgk.functional.mixture.reference import attention
 from mgk.functional.validation import has_tangent, is_plain, is_static, known, needs_grad
 
-# exp(-60) is 1e-26: a rank-M factor that small times a softmax weight still keeps float32's full precision.
+# exp(-60) is 1e-26: times a softmax weight it still has float32's full precision.
 LARGEST_SPREAD = 60.0
 # A mask beyond rounds scores away, in float64 too.
 LARGE_MASK = 1e18
 # bfloat16 columns of 8 bits that together hold a float32 bias.
 BFLOAT16_PARTS = 3
-# Queries that share one explicit mask of the keys in their range: it takes CHUNK * M * S elements, not L * M * S.
+# Queries of one explicit mask, which takes CHUNK * M * S elements, not L * M * S.
 CHUNK = 256
 
 
@@ -40,7 +40,7 @@ class Sdpa(Backend[AttentionInputs]):
     priority = 2
 
     def unsupported_reason(self, inputs: AttentionInputs, task: Task = "attention") -> str | None:
-        """A soft E-step; dropout only where SDPA's own acts on position weights; no gradient of a mask."""
+        """Hard E-steps, gradients of masks, and dropout that SDPA would apply per component."""
         if task != "attention":
             return "it does not compute responsibilities"
         if inputs.return_lse:
@@ -57,7 +57,7 @@ class Sdpa(Backend[AttentionInputs]):
         return "the gradient of attn_mask needs N x N memory there" if needs_grad(inputs.attn_mask) else None
 
     def is_efficient(self, inputs: AttentionInputs) -> bool:
-        """Unless it would run in float64, or unroll a loop over chunks of a length that is left open."""
+        """Unless it runs in float64, or loops over chunks of a dynamic length."""
         return not _needs_float64(inputs) and (
             inputs.key_range.is_whole or _has_own_causality(inputs) or is_static(inputs.num_queries)
         )
@@ -66,7 +66,7 @@ class Sdpa(Backend[AttentionInputs]):
         """h_i = sum_j A_ij v_j (Eq. 10)."""
         inputs = inputs.with_repeated_heads()
         if _has_large_mask(inputs):
-            # fused kernels save a log-sum-exp, which cannot hold the logarithm beside a large mask
+            # the log-sum-exp that fused kernels save loses its digits beside a large mask
             dtype = torch.float64 if _needs_float64(inputs) else compute_dtype(inputs.query)
             return attention(inputs.in_dtype(dtype))[0], None
         if _is_softmax(inputs):
@@ -86,7 +86,7 @@ class Sdpa(Backend[AttentionInputs]):
 
 
 def _needs_float64(inputs: AttentionInputs) -> bool:
-    """Whether the CPU's float32 kernels would be too imprecise: the gradient of sigma^2 is a sum over every pair."""
+    """Whether float32 is too imprecise on the CPU: sigma^2's gradient sums over every pair."""
     return needs_grad(inputs.variance) and inputs.query.device.type == "cpu"
 
 
@@ -103,7 +103,7 @@ def _is_softmax(inputs: AttentionInputs) -> bool:
 
 
 def _has_large_mask(inputs: AttentionInputs) -> bool:
-    """Whether a float mask or a prior has finite numbers beside which scores vanish. A look at values, as below."""
+    """Whether a float mask or a prior has finite numbers beside which scores vanish."""
     for x in (inputs.attn_mask, inputs.log_prior):
         if x is None or not x.is_floating_point() or x.device.type != "cpu" or not is_plain(x):
             continue
@@ -113,10 +113,10 @@ def _has_large_mask(inputs: AttentionInputs) -> bool:
 
 
 def _near_zero(inputs: AttentionInputs, features: ScoreFeatures) -> ScoreFeatures:
-    """key_bias less log sum_jr exp(key_bias_jr): SDPA saves a log-sum-exp in float32, which is more precise near 0.
+    """key_bias - log sum_jr exp(key_bias_jr): SDPA saves a float32 log-sum-exp, precise near 0.
 
-    Under causality less the first key's bias and log(M S) / 2, so that no later key affects an earlier output. Not in
-    a window or in segments, where later queries may not see the first key.
+    Under causality less the first key's bias and log(M S) / 2: no later key may affect an
+    earlier output. Not in a window or in segments, where the first key may be unseen.
     """
     bias = features.key_bias.detach()
     if inputs.is_causal and not inputs.key_range.is_local:
@@ -134,7 +134,7 @@ def _all_components(inputs: AttentionInputs, features: ScoreFeatures) -> Tensor:
 
 
 def _biased(features: ScoreFeatures, bias: Tensor, value_width: int) -> tuple[Tensor, Tensor]:
-    """Queries [q~, 1] and keys [k~, bias], followed by zeros up to the width of the values: one copy of each."""
+    """Queries [q~, 1] and keys [k~, bias], with zeros up to the width of the values."""
     rest = max(0, value_width - features.query.shape[-1] - 1)
     ones = pad(features.query.new_ones(1), (0, rest)).expand(*features.query.shape[:-1], -1)
     zeros = bias.new_zeros(1).expand(*bias.shape, rest)
@@ -142,7 +142,7 @@ def _biased(features: ScoreFeatures, bias: Tensor, value_width: int) -> tuple[Te
 
 
 def _finite_bias(bias: Tensor) -> Tensor:
-    """-inf as the lowest number, which has no weight beside any other: those stay above, in order."""
+    """-inf as the lowest number; others stay above it, in order."""
     lowest = torch.finfo(bias.dtype).min
     value = bias.detach()
     compressed = value / 2 + lowest / 8  # from lowest / 4 on, for values below it
@@ -154,7 +154,7 @@ def _finite_bias(bias: Tensor) -> Tensor:
 def _fits_bfloat16(inputs: AttentionInputs) -> bool:
     """Whether bfloat16 is exact, with the inputs as features and one scale for all, and faster.
 
-    On the CPU it is not faster, and not finite where scores pass 1e9: there such inputs run in float32.
+    On the CPU it is not faster, and not finite where scores pass 1e9.
     """
     return (
         inputs.query.dtype == torch.bfloat16
@@ -166,7 +166,7 @@ def _fits_bfloat16(inputs: AttentionInputs) -> bool:
 
 
 def _split_bias(inputs: AttentionInputs) -> Tensor:
-    """Identity 1 in bfloat16: keys unscaled, and the bias, which needs 24 bits, as three columns of 8."""
+    """Identity 1 in bfloat16: keys unscaled, the bias of 24 bits as three columns of 8."""
     assert not isinstance(inputs.variance, Tensor)
     rest = -inputs.keys.float().square().sum(-1, keepdim=True) / 2
     if inputs.log_prior is not None:
@@ -182,7 +182,7 @@ def _split_bias(inputs: AttentionInputs) -> Tensor:
 
 
 def _may_factor(features: ScoreFeatures) -> bool:
-    """Whether u.w keeps its precision. It depends on values, so only on the CPU and outside torch.compile."""
+    """Whether u.w keeps its precision; values are read only on the CPU, outside torch.compile."""
     assert features.query_bias is not None
     if features.query.device.type != "cpu" or not all(is_plain(x) for x in features if x is not None):
         return False
@@ -212,7 +212,7 @@ def _has_own_causality(inputs: AttentionInputs) -> bool:
 
 
 def _attend(inputs: AttentionInputs, query: Tensor, keys: Tensor, value: Tensor, scale: float = 1.0) -> Tensor:
-    """SDPA of features (B, H, L, F) over keys (B, H, M, S, F) under the inputs' masks: zeros where no key is left."""
+    """SDPA of features (B, H, L, F) over keys (B, H, M, S, F) under the inputs' masks."""
     num_queries, num_keys, width = inputs.num_queries, inputs.num_keys, value.shape[-1]
     query, keys, value = _to_one_width(query, keys, value)
     alive = (
@@ -245,7 +245,7 @@ def _attend(inputs: AttentionInputs, query: Tensor, keys: Tensor, value: Tensor,
 def _masked_sdpa(
     query: Tensor, keys: Tensor, value: Tensor, mask: Tensor | None, alive: Tensor | None, **options: Any
 ) -> Tensor:
-    """SDPA over the flattened (component, position) keys. A row with no key left sees all keys and is then zeroed."""
+    """SDPA over the flattened keys; a row with no key left sees all and is then zeroed."""
     mixtures = keys.shape[2]
     filled = None  # the rows with a key left (B, H, L, 1)
     if mask is not None:
@@ -269,7 +269,7 @@ def _masked_sdpa(
 
 
 def _to_one_width(query: Tensor, keys: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Zeros appended until features and values are equally wide, as fused kernels ask (off the CPU: in eights)."""
+    """Zeros appended until features and values are equally wide, off the CPU in eights."""
     width = max(query.shape[-1], value.shape[-1])
     if query.device.type != "cpu":
         width = -(-width // 8) * 8
