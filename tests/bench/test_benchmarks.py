@@ -13,9 +13,9 @@ from mgk.bench.kernels import BASELINE, UNFUSED, Case
 from mgk.bench.registry import (
     BENCHMARKS,
     KERNEL_EXPERIMENTS,
+    ImagesSettings,
     KernelsSettings,
     MemorySettings,
-    PicturesSettings,
     PrecisionSettings,
     RooflineSettings,
     WikiTextSettings,
@@ -143,8 +143,8 @@ def test_the_best_threshold_of_one_half_is_tested_on_the_other() -> None:
     assert data.dot_distance(image) == 5
 
 
-def test_pictures_are_drawn(tmp_path: Path) -> None:
-    rows = run("data_pictures", PicturesSettings(out=tmp_path)).outcome.rows
+def test_images_are_drawn(tmp_path: Path) -> None:
+    rows = run("data_images", ImagesSettings(out=tmp_path)).outcome.rows
     assert [row["difficulty"] for row in rows] == ["easy", "intermediate", "hard"]
     assert all(Path(row["file"]).read_bytes().startswith(b"\x89PNG") for row in rows)
 

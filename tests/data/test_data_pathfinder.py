@@ -14,7 +14,7 @@ from mgk.data.pathfinder import (
     _COMPASS,
     _DASH,
     DIFFICULTIES,
-    PICTURES_PER_BLOCK,
+    IMAGES_PER_BLOCK,
     SIDE,
     _dash_stamps,
     _direction,
@@ -35,9 +35,9 @@ def test_the_same_on_every_machine() -> None:
 
 @pytest.mark.parametrize("difficulty", DIFFICULTIES)
 @pytest.mark.parametrize("seed", [3, 2**40])
-def test_pictures_are_what_the_description_says(difficulty: str, seed: int) -> None:
+def test_images_are_what_the_description_says(difficulty: str, seed: int) -> None:
     block = draw(seed, 1, difficulty)
-    count = PICTURES_PER_BLOCK
+    count = IMAGES_PER_BLOCK
     assert block.images.shape == (count, SIDE, SIDE)
     assert block.labels.tolist() == [1, 0] * (count // 2)
     assert block.paths.shape == (count, 2, DIFFICULTIES[difficulty][0], 2, 2)
@@ -59,7 +59,7 @@ def test_pictures_are_what_the_description_says(difficulty: str, seed: int) -> N
     apart = np.abs(np.subtract.outer(*[np.arange(steps.shape[2])] * 2)) > 1
     assert own[:, :, apart].min() >= 1.5  # a path keeps clear of itself
 
-    tips = np.stack([starts[:, :, 0], ends[:, :, -1]], 2)  # (picture, path, end, 2)
+    tips = np.stack([starts[:, :, 0], ends[:, :, -1]], 2)  # (image, path, end, 2)
     for image, label, ends_of in zip(block.images, block.labels, tips, strict=True):
         bright = np.argwhere(image == 255) + 0.5
         chosen = (np.linalg.norm(bright - ends_of[:, :, None], axis=-1).min(2) < 1).sum(1).tolist()
@@ -96,10 +96,10 @@ def test_paths_are_drawn_where_they_are(difficulty: str) -> None:
         away += int((image[distance > 1.3] > 0).sum())
     assert away < 20 * (
         20 * 9 + 2 * 14
-    )  # 20 dashes of distractors and 2 dots a picture, with the pixels each colours
+    )  # 20 dashes of distractors and 2 dots an image, with the pixels each colours
 
 
-def test_more_seeds_and_blocks_give_other_pictures() -> None:
+def test_more_seeds_and_blocks_give_other_images() -> None:
     images = [draw(seed, number, "easy").images.tobytes() for seed in (0, 1) for number in (0, 1)]
     assert len(set(images)) == 4
 

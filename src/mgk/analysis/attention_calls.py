@@ -1,4 +1,4 @@
-"""The calls of mixture attention inside a model, and the components of their keys."""
+"""The calls of mixture attention in a model, and the components of their keys."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -43,10 +43,10 @@ class AttentionCall:
             gamma = linear.responsibilities(inputs)
         else:
             variance: Any = module.variance()
-            variance = _for_queries(variance, group) if isinstance(variance, Tensor) else variance
-            gamma = responsibilities(query, keys, log_prior, variance=variance, e_step=module.e_step).transpose(
-                2, 3
-            )
+            if isinstance(variance, Tensor):
+                variance = _for_queries(variance, group)
+            options: dict[str, Any] = {"variance": variance, "e_step": module.e_step}
+            gamma = responsibilities(query, keys, log_prior, **options).transpose(2, 3)
         prior = torch.full(keys.shape[1:3], 1 / keys.shape[2])
         own: Tensor | None = _for_queries(module.prior(length), group)
         if own is not None:

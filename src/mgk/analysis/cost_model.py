@@ -154,10 +154,10 @@ _CONFIG_NAMES = {
 
 
 def attention_parameters(sizes: Sizes) -> Quantity:
-    """(3 + K) C H D weights of one layer, or (2 H + (1 + K) J) C D, plus biases, shifts, prior and variances.
+    """(3 + K) C H D weights of one layer, plus biases, shifts, prior and variances.
 
-    For M = 2 and h heads, mgk has 5 C h D and smgk 4 C h D, where softmax with 2h
-    heads has 8 C h D.
+    With J key heads (2 H + (1 + K) J) C D. For M = 2 and h heads, mgk has 5 C h D and smgk
+    4 C h D, where softmax with 2h heads has 8 C h D.
     """
     terms = [Term("projections", _projections(sizes)), Term("biases", "(H + (1 + K) * J) * D + C")]
     if sizes.variant.is_shifted:

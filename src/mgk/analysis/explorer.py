@@ -1,6 +1,6 @@
-"""What a model does with one text: which positions every head attends to, through which components, and the prediction.
+"""What a model does with one text: attention of every head, its components, the prediction.
 
-Works for the models of :mod:`mgk.models` and for any Hugging Face model that returns attentions.
+For the models of :mod:`mgk.models` and any Hugging Face model that returns attentions.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -48,9 +48,10 @@ class Prediction:
     """What the model answers.
 
     Attributes:
-        kind: "label" of the whole text, or at each position the "next" token, the "token" there, or its "tag".
-        candidates: the most probable ones with their probabilities; one entry, or one for each position.
-        actual: of "next": the probability of the text's own next token, at each position but the last.
+        kind: "label" of the whole text, or of each position "next" token, "token" or "tag".
+        candidates: the most probable ones with their probabilities; one entry, or one for
+            each position.
+        actual: of "next": the probability of the text's own next token.
     """
 
     kind: Literal["label", "next", "token", "tag"]
@@ -60,7 +61,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Pixels:
-    """An image as a sequence: its width in tokens, and a colour #rrggbb for each token of it."""
+    """An image as a sequence: its width in tokens, and the colour #rrggbb of each."""
 
     width: int
     colours: tuple[str, ...]
@@ -118,21 +119,23 @@ def explore(model: Any, example: ModelInput, *, name: str) -> Exploration:
         layers = _layers(out, tuple(calls), len(example.tokens), name)
         logits = getattr(out, "logits", None)
         is_causal = all(not np.triu(layer.weights, 1).any() for layer in layers)
-        prediction = (
-            None if logits is None else _prediction(logits[0].float(), model.config, example, is_causal)
-        )
+        prediction = None
+        if logits is not None:
+            prediction = _prediction(logits[0].float(), model.config, example, is_causal)
     return Exploration(name, _about(model, layers), example, layers, prediction)
 
 
 def _layers(out: Any, calls: Sequence[AttentionCall], length: int, name: str) -> tuple[LayerAttention, ...]:
-    """From what the model returns; where that is nothing, from the calls of mixture attention inside."""
+    """From what the model returns, or from its calls of mixture attention."""
     given = getattr(out, "attentions", None) or ()
     is_complete = bool(given) and all(weights is not None for weights in given)
     if not is_complete and not calls:
-        raise UsageError(f"{name}: {type(out).__name__} has no attentions: this model does not return them")
+        kind = type(out).__name__
+        raise UsageError(f"{name}: {kind} has no attentions: this model does not return them")
     maps = [weights[0] for weights in given] if is_complete else [call.weights() for call in calls]
     if any(weights.shape[1:] != (length, length) for weights in maps):
-        raise UsageError(f"{name}: attention maps must be {length} x {length}, got {tuple(maps[0].shape[1:])}")
+        got = tuple(maps[0].shape[1:])
+        raise UsageError(f"{name}: attention maps must be {length} x {length}, got {got}")
     of_layers = list(calls) if len(calls) == len(maps) else [None] * len(maps)
     return tuple(_layer(weights, call) for weights, call in zip(maps, of_layers, strict=True))
 

@@ -1,7 +1,9 @@
 """A model of a run or of a folder, and the example that it reads."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoTokenizer
 
 import mgk.models
-from mgk._util.errors import UsageError
+from mgk._util.errors import UsageError, first_line
 from mgk.analysis.explorer import ModelInput, Pixels
 from mgk.analysis.model_source import ModelSource
 from mgk.data.task_registry import find_task
@@ -27,33 +29,27 @@ _SPACE = "▁"  # of SentencePiece, before a word
 
 @dataclass(frozen=True)
 class Content:
-    """What a model is to read: a text, the two texts of a pair, or the tensors of an image."""
+    """What a model is to read: a text, two texts, or the tensors of an image."""
 
     texts: tuple[str, ...] = ()
     image: dict[str, Tensor] | None = None
 
 
 def load_model(source: ModelSource) -> Any:
-    """The model of the class that saved it, in float32; nothing is downloaded, no code of the folder is run."""
-    try:
-        config = AutoConfig.from_pretrained(source.folder, local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
-        raise UsageError(f"{source.folder}: the configuration cannot be read: {_first_line(error)}") from None
+    """The model, in float32; nothing is downloaded, no code of the folder is run."""
+    folder, options = source.folder, {"local_files_only": True}
+    with _errors(folder, "the configuration cannot be read", OSError, ValueError, KeyError):
+        config = AutoConfig.from_pretrained(folder, **options)
     for name in config.architectures or ("AutoModel",):
         is_ours = name in mgk.models.__all__
-        found = getattr(mgk.models if is_ours else transformers, name, None)
+        found: Any = getattr(mgk.models if is_ours else transformers, name, None)
         if found is not None:
-            options = {} if is_ours else {"attn_implementation": "eager"}
-            try:
-                with quiet():
-                    return found.from_pretrained(
-                        source.folder, dtype=torch.float32, local_files_only=True, **options
-                    ).eval()
-            except (OSError, ValueError) as error:
-                raise UsageError(f"{source.folder}: the model cannot be loaded: {_first_line(error)}") from None
-    raise UsageError(
-        f"{source.folder}: neither mgk nor transformers has a class {' or '.join(config.architectures)}"
-    )
+            kind = {} if is_ours else {"attn_implementation": "eager"}
+            with _errors(folder, "the model cannot be loaded", OSError, ValueError), quiet():
+                model = found.from_pretrained(folder, dtype=torch.float32, **options, **kind)
+            return model.eval()
+    names = " or ".join(config.architectures)
+    raise UsageError(f"{folder}: neither mgk nor transformers has a class {names}")
 
 
 def choose_content(
@@ -64,7 +60,7 @@ def choose_content(
     Args:
         source: of the first model.
         texts: of the user: one, two for a model of pairs, or none.
-        example: which of the split, from 1; if not given, the first whose length is nearest to ``max_tokens``.
+        example: which of the split, from 1; None: the one nearest to ``max_tokens`` long.
         max_tokens: that a page shows.
     """
     if texts or source.run is None:
@@ -100,11 +96,12 @@ def read_content(
     is_pair = isinstance(model, mgk.models.MgkForDocumentRetrieval)
     wanted = 2 if is_pair else 1
     if len(content.texts) != wanted:
-        raise UsageError(
-            f"{source.path}: the model reads {wanted} text{'s' if is_pair else ''}, got {len(content.texts)}:"
-            f" give {' '.join(['--text ...'] * wanted)}"
-        )
-    tokenizer = _tokenizer(source)
+        reads = f"the model reads {wanted} text{'s' if is_pair else ''}"
+        advice = f"give {' '.join(['--text ...'] * wanted)}"
+        raise UsageError(f"{source.path}: {reads}, got {len(content.texts)}: {advice}")
+    # transformers raises a dozen kinds of errors, by what is missing
+    with _errors(source.folder, "the tokenizer cannot be loaded", Exception):
+        tokenizer = AutoTokenizer.from_pretrained(source.folder, local_files_only=True)
     limit = min(max_tokens, getattr(model.config, "max_position_embeddings", None) or max_tokens)
     inputs: dict[str, Tensor] = {}
     note = ""
@@ -118,12 +115,12 @@ def read_content(
     if getattr(model.config, "pooling", None) == "cls":
         tokens.insert(0, "[cls]")
     if is_pair:
-        note = f"{note} Attention inside the first text; the prediction is of both.".strip()
+        note = f"{note} Attention within the first text; the prediction is of both.".strip()
     return ModelInput(inputs, tuple(tokens), name_of), note
 
 
 def token_text(tokenizer: Any, index: int) -> str:
-    """A token as it stands in a text: with its space, and a byte that is no letter in hexadecimal."""
+    """A token as in a text: with its space; bytes that are no letters in hexadecimal."""
     piece = tokenizer.convert_ids_to_tokens(index)
     if piece is None:
         return f"<{index}>"
@@ -142,13 +139,6 @@ def _nearest(rows: Any, count: int, length: int) -> int:
     return int(np.abs(lengths - length).argmin())
 
 
-def _tokenizer(source: ModelSource) -> Any:
-    try:
-        return AutoTokenizer.from_pretrained(source.folder, local_files_only=True)
-    except Exception as error:  # transformers raises a dozen kinds, by what is missing
-        raise UsageError(f"{source.folder}: the tokenizer cannot be loaded: {_first_line(error)}") from None
-
-
 def _tokenized(tokenizer: Any, text: str, limit: int, source: ModelSource) -> tuple[dict[str, Tensor], int]:
     """The inputs of at most ``limit`` tokens, and how many the text has."""
     try:
@@ -156,9 +146,8 @@ def _tokenized(tokenizer: Any, text: str, limit: int, source: ModelSource) -> tu
             total = len(tokenizer(text, verbose=False)["input_ids"])  # no word on its length
             found = tokenizer(text, truncation=True, max_length=limit, return_tensors="pt")
     except Exception as error:  # the tokenizers' own errors have no common class
-        raise UsageError(
-            f"{source.path}: the tokenizer does not know this text ({_first_line(error)}): give another --text"
-        ) from None
+        why = f"the tokenizer does not know this text ({first_line(error)})"
+        raise UsageError(f"{source.path}: {why}: give another --text") from None
     if not total:
         raise UsageError(f"{source.path}: the text has no token: give another --text")
     return {name: values[0] for name, values in found.items()}, total
@@ -168,13 +157,12 @@ def _image_input(source: ModelSource, model: Any, image: dict[str, Tensor]) -> M
     """An image as pixels from 0 to 255, or as patches in the mean of their colours."""
     wanted = "input_ids" if getattr(model.config, "patch_size", None) is None else "pixel_values"
     if wanted not in image:
-        raise UsageError(f"{source.path}: the model reads {wanted}, and the example has {', '.join(image)}")
+        there = ", ".join(image)
+        raise UsageError(f"{source.path}: the model reads {wanted}, and the example has {there}")
     if wanted == "input_ids":
         values = image[wanted].tolist()
-        tokens, colours = (
-            [str(value) for value in values],
-            [f"#{value:02x}{value:02x}{value:02x}" for value in values],
-        )
+        tokens = [str(value) for value in values]
+        colours = [f"#{value:02x}{value:02x}{value:02x}" for value in values]
     else:
         size = model.config.patch_size
         means = torch.nn.functional.avg_pool2d(image[wanted].float(), size).flatten(1).T  # (patches, channels)
@@ -187,5 +175,9 @@ def _image_input(source: ModelSource, model: Any, image: dict[str, Tensor]) -> M
     return ModelInput({wanted: image[wanted]}, tuple(tokens), None, Pixels(width, tuple(colours)))
 
 
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+@contextmanager
+def _errors(folder: Path, what: str, *kinds: type[Exception]) -> Iterator[None]:
+    try:
+        yield
+    except kinds as error:
+        raise UsageError(f"{folder}: {what}: {first_line(error)}") from None

@@ -1,4 +1,4 @@
-"""The spread of attention scores at the start, by formula. Does not import torch; docs/initialisation.md derives it."""
+"""The spread of attention scores at initialisation, by formula (docs/initialisation.md)."""
 
 import math
 
@@ -7,9 +7,9 @@ from mgk.variants import VARIANTS
 
 
 def key_variance(embed_dim: int, num_heads: int, head_dim: int, init: str | float = "paper") -> float:
-    """Var(q_m) = d Var(w) = v: of a coordinate of queries and keys, where those of the inputs have variance 1.
+    """Var(q_m) = d Var(w) = v: of a coordinate of queries and keys, of inputs with variance 1.
 
-    The paper's start is Glorot's over d inputs and H D outputs, v = 2 d / (d + H D).
+    The paper's is Glorot's over d inputs and H D outputs, v = 2 d / (d + H D).
     """
     if init == "paper":
         return 2 * embed_dim / (embed_dim + num_heads * head_dim)
@@ -26,20 +26,21 @@ def score_std(
     kernel: str = variants.DEFAULT_KERNEL,
     init: str | float = "paper",
 ) -> float:
-    """The standard deviation over keys of one query's scores, where inputs are layer-normalised and sigma^2 = sqrt(D).
+    """The standard deviation over keys of a query's scores, of layer-normalised inputs.
 
     - q.k / sqrt(D): v.
     - -|q - k|^2 / (2 sqrt(D)): sqrt(3/2) v.
-    - the same of keys with shifts of variance t: sqrt(3/2 v^2 + v t), t = 1 in the paper, else v.
-    - linear attention: of the weights phi(q).phi(k), relative to their mean, where v is small: sqrt(v (1 + v) / D).
+    - the same with shifts of variance t, 1 in the paper, else v: sqrt(3/2 v^2 + v t).
+    - linear attention, weights relative to their mean, small v: sqrt(v (1 + v) / D).
 
-    Of mixtures it is that of the mean over components, which is the mixture's score where the spread is small: terms of
-    independent components are divided by M.
+    Of mixtures it is that of the mean over components: terms of independent components are
+    divided by M.
     """
     spec = VARIANTS[variant]
-    v, components = key_variance(embed_dim, num_heads, head_dim, init), spec.num_components(num_mixtures)
+    components = spec.num_components(num_mixtures)
+    v = key_variance(embed_dim, num_heads, head_dim, init)
     shift = (1.0 if init == "paper" else v) if spec.is_shifted else 0.0
-    independent = 1 if spec.is_shifted else components  # shifted components share their projection
+    independent = 1 if spec.is_shifted else components  # shifted ones share their projection
     if spec.is_linear:
         return math.sqrt(v * (1 + v) / head_dim / independent)
     if variant == "softmax" or kernel == "dot":

@@ -14,7 +14,7 @@ class ModelSource:
     Attributes:
         path: as the user gave it.
         folder: the saved model.
-        run: the folder of the run, whose data have examples; None for a saved model alone.
+        run: the folder of the run; None for a saved model alone.
     """
 
     path: Path
@@ -35,7 +35,6 @@ def find_model(path: Path) -> ModelSource:
         return ModelSource(path, path / MODEL, path)
     if (path / "config.json").is_file():
         return ModelSource(path, path, None)
-    raise UsageError(
-        f"{path}: there is neither a run ({RECIPE}) nor a saved model (config.json); a model of the hub is fetched by"
-        f" hf download NAME --local-dir {path}"
-    )
+    kinds = f"neither a run ({RECIPE}) nor a saved model (config.json)"
+    advice = f"a model of the hub is fetched by hf download NAME --local-dir {path}"
+    raise UsageError(f"{path}: there is {kinds}; {advice}")

@@ -100,7 +100,7 @@ def attend(name: str, x: Inputs, **options: Any) -> Any:
 
 
 def softmax_baseline(x: Inputs, passes: Passes, **options: Any) -> Work:
-    """Softmax attention with twice the heads by ``scaled_dot_product_attention``."""
+    """Softmax with twice the heads by ``scaled_dot_product_attention``."""
     single = [t.detach() for t in (x.query, x.key, x.value)]
     query, key, value = (torch.cat([t, t.flip(2)], 1).requires_grad_() for t in single)
     run = partial(scaled_dot_product_attention, query, key, value, **options)

@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from mgk._util.machine import peak_process_bytes
-from mgk.bench.registry import ListOpsSettings, PathfinderSettings, PicturesSettings, WikiTextSettings
+from mgk.bench.registry import ImagesSettings, ListOpsSettings, PathfinderSettings, WikiTextSettings
 from mgk.bench.runner import OnStep, Outcome, Row
 from mgk.data import prepare
-from mgk.data.pathfinder import DIFFICULTIES, PICTURES_PER_BLOCK, draw
+from mgk.data.pathfinder import DIFFICULTIES, IMAGES_PER_BLOCK, draw
 from mgk.data.sources import Source
 
 _COLUMNS, _ZOOM = 6, 3
@@ -36,7 +36,7 @@ def pathfinder(settings: PathfinderSettings, on_step: OnStep) -> Outcome:
             "mean_brightness": images.mean((1, 2)),
         }
         accuracies = {name: round(threshold_accuracy(cue, labels), 4) for name, cue in cues.items()}
-        count = settings.blocks * PICTURES_PER_BLOCK
+        count = settings.blocks * IMAGES_PER_BLOCK
         rows.append({"difficulty": difficulty, "images": count, **accuracies})
     return Outcome(rows, failures=outcome.failures)
 
@@ -58,14 +58,14 @@ def threshold_accuracy(cue: NDArray[np.float64], labels: NDArray[np.uint8]) -> f
     return share if right[best] >= 0.5 else 1 - share
 
 
-def pictures(settings: PicturesSettings, on_step: OnStep) -> Outcome:
+def images(settings: ImagesSettings, on_step: OnStep) -> Outcome:
     """One row per image: ``difficulty`` and ``file``."""
     rows: list[Row] = []
     for difficulty in DIFFICULTIES:
         block, lines = draw(0, 0, difficulty), []
         for label in (1, 0):
-            images = block.images[block.labels == label][:_COLUMNS]
-            framed = [np.pad(image, 1, constant_values=128) for image in images]
+            shown = block.images[block.labels == label][:_COLUMNS]
+            framed = [np.pad(image, 1, constant_values=128) for image in shown]
             lines.append(np.concatenate(framed, 1))
         path = settings.out / f"pathfinder_{difficulty}.png"
         Image.fromarray(np.concatenate(lines).repeat(_ZOOM, 0).repeat(_ZOOM, 1)).save(path)

@@ -186,7 +186,7 @@ class PathfinderSettings(ListOpsSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PicturesSettings(Settings):
+class ImagesSettings(Settings):
     """The sample images of docs/data.md: connected above, not connected below."""
 
     out: Path = option(Path("docs/images"), "Folder of the images.")  # noqa: RUF009
@@ -232,7 +232,7 @@ BENCHMARKS: dict[str, Benchmark] = {
         ("train", TrainSettings, "train:run"),
         ("data_listops", ListOpsSettings, "data:listops"),
         ("data_pathfinder", PathfinderSettings, "data:pathfinder"),
-        ("data_pictures", PicturesSettings, "data:pictures"),
+        ("data_images", ImagesSettings, "data:images"),
         ("data_wikitext", WikiTextSettings, "data:wikitext"),
     )
 }

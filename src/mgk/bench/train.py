@@ -189,7 +189,7 @@ def bare_step(model: nn.Module) -> Callable[[Batch], float]:
 
 
 def _loop_and_bare_milliseconds(attention: str, heads: int, settings: TrainSettings) -> tuple[float, float]:
-    """The median step of a run, and of a bare loop on the same batches; data included."""
+    """The median step of a run, and of a bare loop on the same batches."""
     steps, limit = settings.loop_steps, settings.max_length or TASK_LENGTHS["listops"]
     examples = {"train": 32 * settings.batch, "validation": settings.batch, "test": settings.batch}
     options = {"seed": 0, **examples, "min_length": min(500, limit // 4), "max_length": limit}

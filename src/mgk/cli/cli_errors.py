@@ -1,6 +1,6 @@
 """Errors as one sentence on stderr, with their exit code.
 
-2 for a usage error, 130 after SIGINT, 143 after SIGTERM, 141 where the reader of the output is gone, else 1.
+2 for a usage error, 128 + the signal after one, 141 for a closed output, else 1.
 """
 
 import os
@@ -50,7 +50,7 @@ def cli_errors() -> Iterator[None]:
 
 
 def _has_no_reader() -> bool:
-    """Whether what reads the output is gone, as ``head`` after its lines; any other broken pipe is an error."""
+    """Whether the reader of the output is gone, as ``head`` after its lines."""
     try:
         poll = select.poll()
         poll.register(1, select.POLLOUT)

@@ -88,12 +88,11 @@ def compare(
         Option(metavar="FILE", dir_okay=False, help="Another comparison.json, of more seeds, to show as well."),
     ] = None,
 ) -> None:
-    """Train a baseline and candidates with the same budget, data and seeds; end with a table and a page.
+    """Train a baseline and candidates with equal budget, data and seeds; a table and a page.
 
-    Without TASK: a language model of bytes, of Python's standard library unless another text
-    was prepared, in a few minutes.
-    Finished runs are not run again, and an interrupted comparison continues where it
-    was.
+    Without TASK: a language model of bytes, of Python's standard library unless another
+    text was prepared, in a few minutes. Finished runs are not run again, and an
+    interrupted comparison continues.
     """
     with cli_errors():
         from mgk.experiments.model_spec import ModelSpec

@@ -44,7 +44,7 @@ def report(
         ),
     ] = None,
 ) -> None:
-    """Make one page of all results: claims with verdicts, tables beside the paper's, figures. It needs no network."""
+    """Make one page of all results: claims with verdicts, tables, figures. Works offline."""
     with cli_errors():
         from mgk._util.files import write_file
         from mgk.experiments.artifacts import write_artifacts, write_verdicts

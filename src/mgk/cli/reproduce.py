@@ -75,7 +75,7 @@ def reproduce(
         bool, Option("--list", help="Show all experiments, what they cost and what exists.")
     ] = False,
 ) -> None:
-    """Measure a table or figure of the paper: each trial once, continued where it was interrupted.
+    """Measure a table or figure of the paper: each trial once; interrupted ones continue.
 
     A trial is one model on one task with one seed; experiments share their trials.
     """
@@ -124,7 +124,7 @@ def reproduce(
 
 
 def _check_clean() -> None:
-    """Raise where the checkout has uncommitted changes: nobody could measure the same again."""
+    """Raise where the checkout has uncommitted changes: the results could not be repeated."""
     from mgk._util.files import DIRTY, commit_of
     from mgk.training.errors import RecipeError
 

@@ -170,10 +170,11 @@ def _figures(metrics: dict[str, float]) -> list[str]:
 def _show(summary: "RunSummary", run: Path) -> None:
     from mgk.training.run_dir import wilson_interval
 
-    memory = (
-        "" if summary.peak_memory_bytes is None else f", peak memory {summary.peak_memory_bytes / 1e6:,.0f} MB"
-    )
-    sample = " (a synthetic sample, not the real task)" if summary.data.startswith("synthetic-") else ""
+    peak, memory, sample = summary.peak_memory_bytes, "", ""
+    if peak is not None:
+        memory = f", peak memory {peak / 1e6:,.0f} MB"
+    if summary.data.startswith("synthetic-"):
+        sample = " (a synthetic sample, not the real task)"
     model = f"{summary.attention}, {summary.heads} heads, {summary.parameters:,} parameters"
     speed = f"{summary.seconds_per_step:.3g} s each, {summary.tokens_per_second:,.0f} tokens/s"
     typer.echo(f"{model}, on {summary.data}{sample}")

@@ -24,15 +24,15 @@ _Indices = NDArray[np.int64]
 class Collator:
     """Pads a batch to its longest row; ``attention_mask`` (B, L) marks tokens.
 
-    Without ``pad_id``, for images and causal running text, there is no mask. With ``packing`` the
-    sequences stand one after another in one row, without padding; ``seq_idx`` (1, tokens) numbers them.
+    Without ``pad_id``, for images and causal running text, there is no mask. With
+    ``packing`` the sequences form one row; ``seq_idx`` (1, tokens) numbers them.
     """
 
     pad_id: int | None = None
     packing: bool = False
 
     def __call__(self, examples: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
-        """The batch: sequences are padded on the right, or packed, and the rest is stacked."""
+        """Sequences are padded on the right, or packed; the rest is stacked."""
         if self.packing:
             rows = [example["input_ids"] for example in examples]
             lengths = torch.tensor([len(row) for row in rows])
@@ -78,13 +78,11 @@ class _Batches(Sampler[list[int]]):
         if self.batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {self.batch_size}")
         if not 0 <= self._rank < self._world_size:
-            raise ValueError(
-                f"rank must be from 0 to world_size - 1 = {self._world_size - 1}, got {self._rank}"
-            )
+            last = self._world_size - 1
+            raise ValueError(f"rank must be from 0 to world_size - 1 = {last}, got {self._rank}")
         if self._lengths is not None and len(self._lengths) != self.num_examples:
-            raise ValueError(
-                f"lengths must have one for each of {self.num_examples} examples, got {len(self._lengths)}"
-            )
+            wanted, got = f"one for each of {self.num_examples} examples", len(self._lengths)
+            raise ValueError(f"lengths must have {wanted}, got {got}")
 
     def _sorted_by_length(self, rows: _Indices) -> _Indices:
         if self._lengths is None:

@@ -1,4 +1,4 @@
-"""Any text files as one running text of bytes; by default the sources of Python's standard library."""
+"""Any text files as running text of bytes; by default Python's standard library."""
 
 import platform
 import re
@@ -31,8 +31,8 @@ def default_source() -> Path:
 def prepare(writer: SetWriter, job: Job) -> None:
     """Write the bytes of all files, in the order of their names, each in one split.
 
-    Three files with train, valid and test in their names are these splits. Of many other files each goes, whole, into
-    the split that lacks most of its share so far; of few, each is cut at line ends.
+    Three files with train, valid and test in their names are these splits. Of many other
+    files each goes into the split that lacks most of its share; few are cut at line ends.
     """
     source = job.source
     is_library = source.path == default_source()
@@ -44,16 +44,14 @@ def prepare(writer: SetWriter, job: Job) -> None:
         fail(str(source.path), "there is no text here")
     total = sum(sizes.values())
     if is_library and total < MIN_LIBRARY_BYTES:
-        raise UsageError(
-            f"this Python has {total / 1e6:.1f} MB of sources in {str(source.path)!r}, and"
-            f" {MIN_LIBRARY_BYTES / 1e6:.0f} MB are wanted: give a text file or a folder with --source"
-        )
-    writer.facts.update(FACTS)
-    writer.facts["corpus"] = (
-        f"standard library of Python {platform.python_version()}"
-        if is_library
-        else source.path.name.partition(".")[0]
-    )
+        have = f"{total / 1e6:.1f} MB of sources in {str(source.path)!r}"
+        want = f"{MIN_LIBRARY_BYTES / 1e6:.0f} MB are wanted"
+        advice = "give a text file or a folder with --source"
+        raise UsageError(f"this Python has {have}, and {want}: {advice}")
+    corpus = source.path.name.partition(".")[0]
+    if is_library:
+        corpus = f"standard library of Python {platform.python_version()}"
+    writer.facts.update(FACTS, corpus=corpus)
     for split, text in _parts(source, pattern, names, sizes, percents):
         writer.append(split, "tokens", np.frombuffer(text, np.uint8))
 
@@ -79,7 +77,7 @@ def _named_splits(names: Sequence[str]) -> dict[str, str] | None:
 
 
 def _shared_splits(sizes: dict[str, int], percents: dict[str, int]) -> dict[str, str] | None:
-    """Each file to the split that lacks most bytes of its share of the files up to it; None if a split gets none."""
+    """Each file to the split that lacks most bytes of its share; None if one gets none."""
     splits, done, total = {}, dict.fromkeys(percents, 0), 0
     for name, size in sizes.items():
         total += size

@@ -63,7 +63,7 @@ class SequenceDataset(_LabelledDataset):
 
 
 class ImageDataset(_LabelledDataset):
-    """Labelled images: grey ``input_ids`` (pixels,), or ``pixel_values`` (3, H, W)."""
+    """Labelled images: ``input_ids`` (pixels,), or ``pixel_values`` (3, H, W)."""
 
     def __init__(self, split: Split, *, max_length: int, colour: bool = False) -> None:
         super().__init__(split, max_length)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mgk._util.errors import first_line
 from mgk.data.errors import DataError, UsageError
 from mgk.data.preparation import OnStep, Prepared, prepare, present, set_folder
 from mgk.data.task_registry import Task, find_task
@@ -55,8 +56,8 @@ def _fetch(task: Task) -> Any:
     except ModuleNotFoundError:
         raise UsageError("--from-hub needs datasets: pip install 'mgk[hub]'") from None
     except Exception as error:  # a network has many kinds, undocumented
-        first_line = (str(error).strip() or type(error).__name__).split("\n")[0]
-        raise DataError(f"cannot fetch {task.hub[0]} ({first_line}); {task.how_to_get()}") from None
+        reason = f"cannot fetch {task.hub[0]} ({first_line(error)})"
+        raise DataError(f"{reason}; {task.how_to_get()}") from None
 
 
 def _write_imdb(splits: Any, folder: Path) -> None:

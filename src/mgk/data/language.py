@@ -90,10 +90,7 @@ def sliding_window_loss(
     tokens: Tokens,
     **options: Unpack[WindowOptions],
 ) -> tuple[float, int]:
-    """The summed negative log-likelihood of all tokens but the first, and their number.
-
-    Perplexity: exp(sum / count). See :func:`block_losses`.
-    """
+    """-sum log p of all tokens but the first, and their number; see :func:`block_losses`."""
     ((sum_, count),) = block_losses(loss, tokens, blocks=1, **options).tolist()
     return sum_, int(count)
 
@@ -110,22 +107,23 @@ def block_losses(
     world_size: int = 1,
     on_step: Callable[[int, int], None] = lambda done, total: None,
 ) -> Tensor:
-    """Summed negative log-likelihood and number of tokens of each of ``blocks`` parts of the text, float64 (blocks, 2).
+    """-sum log p and the number of tokens of each part of a text, float64 (blocks, 2).
 
-    A block is a run of windows, one ``blocks``-th of them. Windows begin every ``stride`` tokens; each
-    predicts what no window before it has. A stride of 1 is the paper's: every
-    token after the first window sees exactly ``window`` tokens.
+    A block is a run of windows. Windows begin every ``stride`` tokens; each predicts what
+    no window before it has. A stride of 1 is the paper's: every token after the first
+    window sees exactly ``window`` tokens.
 
-    ``loss`` takes inputs and targets (B, W) on the CPU and returns that of every
-    position (B, W), ignored where the target is -100. The results of all ranks
-    add up. ``on_step`` gets how many windows of how many are done.
+    ``loss`` takes inputs and targets (B, W) on the CPU and returns -log p (B, W), ignored
+    where the target is -100. The results of all ranks add up.
     """
     if len(tokens) < 2:
         raise UsageError(f"a text of {len(tokens)} tokens has nothing to predict")
     if window < 1 or batch_size < 1:
-        raise ValueError(f"window and batch_size must be at least 1, got {window} and {batch_size}")
+        given = f"{window} and {batch_size}"
+        raise ValueError(f"window and batch_size must be at least 1, got {given}")
     if not 1 <= stride <= window:
-        raise UsageError(f"the stride must be from 1 to the window's {window} tokens, got {stride}")
+        limit = f"the window's {window} tokens"
+        raise UsageError(f"the stride must be from 1 to {limit}, got {stride}")
     window = min(window, len(tokens) - 1)
     total = 1 + math.ceil((len(tokens) - 1 - window) / stride)
     found = torch.zeros(blocks, 2, dtype=torch.float64)
@@ -134,7 +132,8 @@ def block_losses(
         inputs, targets = windows(tokens, window, first, number, stride=stride)
         losses = loss(inputs, targets).detach().to("cpu", torch.float64)
         counts = targets != IGNORE
-        by_window = torch.stack([losses.masked_fill(~counts, 0.0).sum(1), counts.sum(1).double()], 1)
+        sums = losses.masked_fill(~counts, 0.0).sum(1)
+        by_window = torch.stack([sums, counts.sum(1).double()], 1)
         found.index_add_(0, torch.arange(first, first + number) * blocks // total, by_window)
         on_step(min(first + world_size * batch_size, total), total)
     return found

@@ -94,9 +94,8 @@ def generate(options: Mapping[str, Any], workers: int, on_step: OnStep) -> Itera
                 return
             without_news = 0 if len(seen) > before else without_news + 1
             if without_news == _BLOCKS_WITHOUT_NEWS:
-                raise UsageError(
-                    f"only {len(seen)} of {total} expressions found within {shape}: widen the limits"
-                )
+                found = f"{len(seen)} of {total} expressions"
+                raise UsageError(f"only {found} found within {shape}: widen the limits")
 
 
 def generate_block(seed: int, shape: Shape, number: int) -> Block:
@@ -134,7 +133,7 @@ def _grow(seed: int, shape: Shape, number: int) -> list[_Level]:
     alive = np.zeros(_TREES_PER_BLOCK, np.int64)  # tokens so far
     while len(tree):
         depth = len(levels) + 1
-        # Bits of a node: 16 for whether an operator, 2 which, 20 digit, 20 arguments.
+        # Bits of a node: 16 whether an operator, 2 which, 20 digit, 20 arguments.
         bits = Stream(seed, number, depth).bits(len(tree))
         is_operator = (bits & np.uint64(0xFFFF)) < 0x4000
         is_operator &= (depth < shape.max_depth) & (alive[tree] < shape.max_length)
@@ -228,13 +227,14 @@ def _parsed(split: str, expression: bytes, value: bytes, where: str) -> Example:
     except ValueError as error:
         fail(where, str(error))
     if value != b"%d" % found:
-        fail(where, f"the value of the expression is {found}, not {value[:20].decode('utf-8', 'replace')!r}")
+        given = value[:20].decode("utf-8", "replace")
+        fail(where, f"the value of the expression is {found}, not {given!r}")
     return Example(split, (tokens,), found)
 
 
 def value_of(tokens: bytes) -> int:
     """The value of an expression; ``ValueError`` where it is not well-formed."""
-    lists: list[list[int]] = [[]]  # the arguments of the operators that are open, the innermost last
+    lists: list[list[int]] = [[]]  # arguments of the open operators, the innermost last
     operators: list[int] = []
     for token in tokens:
         if token < _OPERATOR:
@@ -243,13 +243,16 @@ def value_of(tokens: bytes) -> int:
             operators.append(token - _OPERATOR)
             lists.append([])
         elif not operators or not lists[-1]:
-            what = "an operator has no arguments" if operators else "a bracket is closed that was not opened"
+            what = "a bracket is closed that was not opened"
+            if operators:
+                what = "an operator has no arguments"
             raise ValueError(f"the expression is not well-formed: {what}")
         else:
             arguments = lists.pop()
             lists[-1].append(_VALUES[operators.pop()](arguments))
     if operators:
-        raise ValueError(f"the expression is not well-formed: {len(operators)} brackets are not closed")
+        what = f"{len(operators)} brackets are not closed"
+        raise ValueError(f"the expression is not well-formed: {what}")
     if len(lists[0]) != 1:
         raise ValueError(f"one expression is wanted, got {len(lists[0])}")
     return lists[0][0]

@@ -82,15 +82,14 @@ def read_manifest(folder: Path) -> Manifest | None:
     try:
         data = read_json(path)
         if not isinstance(data, dict) or data.get("format") != FORMAT:
-            fail(
-                str(path),
-                f"this is not a manifest of format {FORMAT}; prepare the set anew with this version of mgk",
-            )
+            advice = "prepare the set anew with this version of mgk"
+            fail(str(path), f"this is not a manifest of format {FORMAT}; {advice}")
         return Manifest.from_json(read_sealed(path))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        fail(str(path), f"this is not a manifest or a corrupt one ({error}); prepare the set anew")
+        what = f"this is not a manifest or a corrupt one ({error})"
+        fail(str(path), f"{what}; prepare the set anew")
 
 
 def read_record(folder: Path, manifest: Manifest) -> Record:
@@ -103,7 +102,7 @@ def read_record(folder: Path, manifest: Manifest) -> Record:
 
 
 def verify(folder: Path, manifest: Manifest) -> list[str]:
-    """A sentence for every file that is missing or is not what the manifest says."""
+    """A sentence for every file that does not match the manifest."""
     return [
         f"{folder / manifest.build / name}: this file of the prepared set {wrong}"
         for name, wrong in wrong_files(folder / manifest.build, manifest.files)

@@ -1,4 +1,4 @@
-"""Runs numbered pieces of work on several processes and returns the results in order."""
+"""Runs numbered pieces of work on several processes; the results are in order."""
 
 import multiprocessing
 import os
@@ -27,7 +27,7 @@ def in_order(work: Callable[[int], Piece], workers: int) -> Generator[Piece]:
     pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_end_with_the_parent)
     waiting: deque[Future[Piece]] = deque()
     try:
-        with starting_processes():  # starts the processes, which then leave signals to this one
+        with starting_processes():  # which leave signals to this one
             waiting.append(pool.submit(work, 0))
         for number in count(1):
             waiting.append(pool.submit(work, number))

@@ -1,4 +1,4 @@
-"""Pathfinder-32: 32 x 32 pictures of dashed paths with two dots; label 1: joined.
+"""Pathfinder-32: 32 x 32 images of dashed paths with two dots; label 1: joined.
 
 Read from Long Range Arena's folder, or drawn after Kim (2020): two long paths that
 bend gently and touch nothing, shorter distractors, and two dots at the ends of one
@@ -25,7 +25,7 @@ from mgk.data.sources import Source
 from mgk.data.writer import SetWriter
 
 SIDE = 32
-PICTURES_PER_BLOCK = 256
+IMAGES_PER_BLOCK = 256
 SPLITS = ("train", "validation", "test")
 # Dashes of the two long paths; the official folder of the same difficulty.
 DIFFICULTIES = {
@@ -85,15 +85,15 @@ def prepare(writer: SetWriter, job: Job) -> None:
 
 
 def draw(seed: int, number: int, difficulty: str = "hard") -> Block:
-    """Block ``number``: 256 pictures; those in even places are connected."""
+    """Block ``number``: 256 images; those in even places are connected."""
     dashes, _ = DIFFICULTIES[difficulty]
     stream = Stream(seed, number)
     occupied, paths = _long_paths(stream, dashes)
     distractors = _distractors(stream, dashes // 3, occupied)
-    labels = 1 - np.arange(PICTURES_PER_BLOCK) % 2
-    one = stream.below(2, PICTURES_PER_BLOCK)
+    labels = 1 - np.arange(IMAGES_PER_BLOCK) % 2
+    one = stream.below(2, IMAGES_PER_BLOCK)
     other = np.where(labels == 1, one, 1 - one)
-    rows = np.arange(PICTURES_PER_BLOCK)
+    rows = np.arange(IMAGES_PER_BLOCK)
     dots = np.stack([paths[rows, one, 0, 0], paths[rows, other, -1, 1]], 1)  # (n, 2, 2)
     return Block(_render(paths, distractors, dots), labels.astype(np.uint8), paths / _UNIT)
 
@@ -106,7 +106,7 @@ def _draw_all(job: Job) -> Iterator[tuple[str, _Bytes, _Bytes]]:
     with closing(in_order(work, job.workers)) as blocks:
         while done < len(splits):
             block = next(blocks)
-            here = splits[done : done + PICTURES_PER_BLOCK]
+            here = splits[done : done + IMAGES_PER_BLOCK]
             for split in SPLITS:
                 mine = np.flatnonzero(here == split)
                 if len(mine):
@@ -118,7 +118,7 @@ def _draw_all(job: Job) -> Iterator[tuple[str, _Bytes, _Bytes]]:
 def _long_paths(stream: Stream, dashes: int) -> tuple[_Bool, _Int]:
     """What two paths occupy (n, cells), and the paths (n, 2, dashes, 2, 2)."""
     occupied, paths, count = [], [], 0
-    while count < PICTURES_PER_BLOCK:
+    while count < IMAGES_PER_BLOCK:
         grid = np.repeat(_empty(), _WALKS_AT_ONCE, 0)
         rows, firsts = _walk(stream, dashes, grid, _starts(stream, _WALKS_AT_ONCE))
         grid = np.repeat(grid[rows], _SECONDS_TRIED, 0)
@@ -130,7 +130,7 @@ def _long_paths(stream: Stream, dashes: int) -> tuple[_Bool, _Int]:
         occupied.append(grid[rows[chosen]])
         paths.append(np.stack([firsts[rows[chosen]], seconds[chosen]], 1))
         count += len(chosen)
-    block = slice(PICTURES_PER_BLOCK)
+    block = slice(IMAGES_PER_BLOCK)
     return np.concatenate(occupied)[block], np.concatenate(paths)[block]
 
 
@@ -139,7 +139,7 @@ def _starts(stream: Stream, count: int) -> _Int:
 
 
 def _distractors(stream: Stream, dashes: int, occupied: _Bool) -> list[tuple[_Int, _Int]]:
-    """Short paths of 20 dashes in all: the pictures with room for one, the paths."""
+    """Short paths of 20 dashes in all: rows with room for one, and their paths."""
     found = []
     for _ in range(_DASHES_OF_DISTRACTORS // dashes):
         grid = occupied.copy()

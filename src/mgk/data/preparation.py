@@ -54,9 +54,8 @@ def prepare(
     """Make the set of a task ready in ``out``/``name``.
 
     ``source`` is a folder or archive with the official files; without it the set is
-    generated, or made from the source that the task has by default. ``out`` is by default
-    the data folder. The result does not depend on ``workers``; ``on_step`` gets how many
-    steps of how many are done.
+    generated, or made from the task's default source. ``out`` is by default the data
+    folder. The result does not depend on ``workers``.
     """
     task = find_task(name)
     if source is not None and task.is_synthetic:
@@ -90,7 +89,7 @@ def set_folder(name: str, parent: Path | str | None) -> Path:
 
 
 def prepared(name: str, folder: Path | str | None = None) -> tuple[Path, Manifest]:
-    """Folder and manifest of a whole set; a synthetic one is generated if absent."""
+    """Folder and manifest of a set; a synthetic one is generated if absent."""
     task = find_task(name)
     place = set_folder(name, folder)
     manifest = read_manifest(place)

@@ -23,7 +23,7 @@ from mgk._util.files import file_hash
 from mgk.data.errors import DataError, UsageError, check_text, fail
 
 _CHUNK = 1 << 22
-# No data set has longer lines or larger members, and none is compressed so well once it has some size.
+# No data set has longer lines, larger members or a better compression.
 _MAX_LINE = 1 << 24
 _MAX_FILE = 1 << 28
 _MAX_EXPANSION = 200
@@ -59,7 +59,7 @@ class Record:
         return cls(data["root"], tuple(data["patterns"]), files)
 
     def changes(self, root: Path) -> Iterator[str]:
-        """A sentence per changed file; one with its old size and time is not read."""
+        """A sentence per changed file, by size and time, then by hash."""
         if str(root) != self.root:
             yield f"{root}: the set was made from {self.root or 'no source'}"
             return
@@ -76,7 +76,7 @@ class Record:
 
 
 class _Expanded:
-    """A decompressed stream; a ``DataError`` when it grows beyond all proportion to what is compressed."""
+    """A decompressed stream; a ``DataError`` when it expands too much."""
 
     def __init__(self, stream: Any, where: str, compressed: Callable[[], int]) -> None:
         self._stream, self._where, self._compressed, self._size = stream, where, compressed, 0
@@ -85,10 +85,8 @@ class _Expanded:
         data: bytes = self._stream.read(size)
         self._size += len(data)
         if self._size > max(_SMALL, _MAX_EXPANSION * self._compressed()):
-            fail(
-                self._where,
-                f"it expands more than {_MAX_EXPANSION} times: this is not the archive of a data set",
-            )
+            times = f"more than {_MAX_EXPANSION} times"
+            fail(self._where, f"it expands {times}: this is not the archive of a data set")
         return data
 
 
@@ -140,7 +138,7 @@ class SourceFile:
         return data
 
     def text_chunks(self) -> Iterator[bytes]:
-        """All that is left, in pieces of some megabytes, without a byte-order mark."""
+        """As :meth:`chunks`, without a byte-order mark."""
         for number, chunk in enumerate(self.chunks()):
             yield chunk if number else chunk.removeprefix(BYTE_ORDER_MARK)
 
@@ -177,7 +175,7 @@ class Source:
         self._on_step, self._shown = on_step, 0
 
     def files(self, pattern: str) -> Iterator[SourceFile]:
-        """Files whose path, from any folder on, matches; read each before the next."""
+        """Files whose path, from any folder on, matches; each is read before the next."""
         if pattern not in self._patterns:
             self._patterns.append(pattern)
         self._shown = 0
@@ -189,14 +187,11 @@ class Source:
         elif is_folder or wanted.fullmatch(self.path.name):
             yield from self._from_folder(pattern, wanted)
         else:
-            kinds = "a folder, nor an archive (.tar.gz, .tar.xz, .zip), nor a file that the task has"
+            kinds = "a folder, nor an archive (.tar.gz, .tar.xz, .zip), nor a file of the task"
             raise UsageError(f"the source {str(self.path)!r} is neither {kinds}")
 
     def parts(self, pattern: str, names: Collection[str]) -> Iterator[tuple[str, SourceFile]]:
-        """A file for each of ``names``, the pattern's first group; all must be there.
-
-        A second file of a name must be the same.
-        """
+        """A file for each of ``names``, the pattern's first group; copies must be equal."""
         found: dict[str, SourceFile] = {}
         for file in self.files(pattern):
             first = found.setdefault(file.match[1], file)
@@ -220,7 +215,8 @@ class Source:
             prints.append(Fingerprint(str(path), size, time, file_hash(path)))
             now = path.stat()
             if (now.st_size, now.st_mtime_ns) != (size, time):
-                fail(str(path), "this source file was changed while it was read; run the command again")
+                what = "this source file was changed while it was read"
+                fail(str(path), f"{what}; run the command again")
         return Record(str(self.path), tuple(self._patterns), tuple(prints))
 
     def _from_folder(self, pattern: str, wanted: re.Pattern[str]) -> Iterator[SourceFile]:
@@ -252,7 +248,7 @@ class Source:
                 raise _corrupt(str(self.path), raw, error) from None
 
     def _count(self, before: int, total: int, position: int) -> None:
-        if before + position > self._shown:  # several small members may be read ahead at once
+        if before + position > self._shown:  # small members are read ahead
             self._shown = before + position
             self._on_step(self._shown, total)
 
@@ -273,7 +269,7 @@ def line_pieces(chunks: Iterable[bytes], where: str) -> Iterator[bytes]:
 
 
 def source_files(root: Path, patterns: Iterable[str]) -> Iterator[Path]:
-    """The files of a folder that match a pattern, in no order; of a file, itself."""
+    """The files of a folder that match a pattern, unordered; of a file, itself."""
     if not root.is_dir():
         yield from [root] if root.exists() else []
         return

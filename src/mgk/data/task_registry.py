@@ -48,12 +48,13 @@ class Task:
     is_synthetic: bool = False
 
     def how_to_get(self) -> str:
-        """What to fetch, from where, the command to run then, and what there is without it."""
+        """What to fetch, from where, the command to run then, and the offline sample."""
         command = f"run: mgk data prepare {self.name}"
         if self.is_generated:
             return command
         fetch = f"fetch {self.layout} from {self.url}, or copy it from where it is"
-        offline = f"without a network, {SYNTHETIC}{self.name} is a sample that is generated (preset smoke)"
+        sample = f"{SYNTHETIC}{self.name} is a sample that is generated (preset smoke)"
+        offline = f"without a network, {sample}"
         return f"{fetch}, then {command} --source PATH; {offline}"
 
 

@@ -58,6 +58,7 @@ def _held_out(keys: list[_Key], count: int, seed: int) -> set[_Key]:
         mine = [key for key in keys if key[1] == label]
         wanted = (count + label) // 2
         if wanted >= len(mine):
-            raise UsageError(f"cannot hold out {wanted} of the {len(mine)} training reviews with label {label}")
+            there = f"the {len(mine)} training reviews with label {label}"
+            raise UsageError(f"cannot hold out {wanted} of {there}")
         held_out.update(mine[place] for place in permutation(len(mine), seed, label)[:wanted])
     return held_out

@@ -59,7 +59,7 @@ def _size(source: Source) -> int:
 
 
 def cut(file: SourceFile, size: int, percents: Mapping[str, int]) -> Iterator[tuple[str, bytes]]:
-    """Pieces of a file with their splits; a split begins at the first line after its share."""
+    """Pieces of a file with their splits, which begin at line starts."""
     before = {"validation": percents["train"], "test": 100 - percents["test"]}
     shares = {split: size * percent // 100 for split, percent in before.items()}
     splits, split, done = list(shares), "train", 0
@@ -74,4 +74,5 @@ def cut(file: SourceFile, size: int, percents: Mapping[str, int]) -> Iterator[tu
         yield split, piece
         done += len(piece)
     if splits:
-        fail(file.where, f"{size} bytes with too few lines for a training, a validation and a test part")
+        parts = "a training, a validation and a test part"
+        fail(file.where, f"{size} bytes with too few lines for {parts}")

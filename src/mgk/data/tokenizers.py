@@ -31,7 +31,7 @@ def byte_tokenizer(
     """Bytes of UTF-8: id = byte + ``shift``; any text comes back exactly.
 
     Args:
-        shift: 1 leaves the id 0 to ``<pad>``, as in LRA; 0 for language models, for which the
+        shift: 1 leaves the id 0 to ``<pad>``, as in LRA; 0 for language models, where the
             byte 0 ends a text and pads a batch.
         model_max_length: Where ``truncation=True`` cuts; None: no limit.
     """
