@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -258,12 +259,12 @@ def value_of(tokens: bytes) -> int:
     return lists[0][0]
 
 
-def _median(values: list[int]) -> int:
-    ordered, half = sorted(values), len(values) // 2
-    return ordered[half] if len(values) % 2 else (ordered[half - 1] + ordered[half]) // 2
-
-
-_VALUES: tuple[Callable[[list[int]], int], ...] = (min, max, _median, lambda values: sum(values) % 10)
+_VALUES: tuple[Callable[[list[int]], int], ...] = (
+    min,
+    max,
+    lambda values: int(median(values)),
+    lambda values: sum(values) % 10,
+)
 
 
 def official_source(tokens: bytes) -> str:
