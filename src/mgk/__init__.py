@@ -1,6 +1,6 @@
 """Transformers with a mixture of Gaussian keys (MGK) or of linear keys (MLK).
 
-Every public name loads on first use, so ``import mgk`` alone imports neither torch nor anything heavier.
+Public names load on first use: ``import mgk`` alone does not import torch.
 """
 
 from typing import TYPE_CHECKING

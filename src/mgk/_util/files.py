@@ -24,7 +24,7 @@ from mgk._util.errors import UserError
 
 SEAL = "sha256"
 LOCK = ".lock"
-_BYTE = 1 << 30  # beyond the content: Windows does not let others read a locked byte
+_BYTE = 1 << 30  # beyond the content: Windows locks it for reading too
 _held: set[int] = set()
 # A file that is written twice within the resolution of its time stamps keeps them.
 _SETTLED_NS = 2_000_000_000
@@ -33,14 +33,14 @@ DIRTY = "-dirty"  # of a commit with changes
 
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
-    """A temporary path that is renamed to ``path``, synced, when the block ends without an error."""
+    """A temporary path that becomes ``path``, synced, unless the block raises."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     os.close(handle)
     temporary = Path(name)
     try:
         yield temporary
-        temporary.chmod(0o666 & ~umask())  # mkstemp makes files that only their owner reads
+        temporary.chmod(0o666 & ~umask())  # mkstemp: the owner alone
         sync(temporary)
         os.replace(temporary, path)
     finally:
@@ -50,7 +50,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def atomic_folder(path: Path) -> Iterator[Path]:
-    """An empty folder that replaces ``path``, synced, when the block ends without an error."""
+    """An empty folder that becomes ``path``, synced, unless the block raises."""
     temporary = path.with_name(f".{path.name}.writing")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
@@ -146,7 +146,7 @@ def write_sealed(path: Path, data: Mapping[str, Any]) -> None:
 
 
 def read_sealed(path: Path) -> dict[str, Any]:
-    """What :func:`seal` was given; ``ValueError`` where the checksum does not match."""
+    """What :func:`seal` was given; ``ValueError`` for a wrong checksum."""
     data = read_json(path)
     if not isinstance(data, dict):
         raise ValueError("it is not a JSON object")
@@ -158,7 +158,7 @@ def read_sealed(path: Path) -> dict[str, Any]:
 
 
 def sealed_specs(path: Path) -> FileSpecs:
-    """The ``files`` of a sealed file; ``ValueError`` where it cannot be trusted."""
+    """The ``files`` of a sealed file; ``ValueError`` for a wrong one."""
     try:
         return {name: FileSpec(**spec) for name, spec in read_sealed(path)["files"].items()}
     except (KeyError, TypeError, AttributeError) as error:
@@ -218,7 +218,7 @@ def _git(directory: Path, *arguments: str) -> str | None:
 
 @contextmanager
 def folder_lock(folder: Path) -> Iterator[None]:
-    """Hold the lock of an existing folder; ``UserError`` names the process that holds it.
+    """Hold the lock of a folder; ``UserError`` names the process that has it.
 
     File systems without locks are not locked.
     """

@@ -17,7 +17,7 @@ def dump(value: Any) -> Any:
 
 
 def load(kind: type[_T], data: Any) -> _T:
-    """The dataclass ``kind`` from JSON data; ``ValueError`` names the first wrong field."""
+    """The dataclass ``kind`` from JSON data; ``ValueError`` names a wrong field."""
     try:
         value: _T = _adapter(kind).validate_python(data)
     except ValidationError as error:

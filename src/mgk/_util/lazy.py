@@ -1,4 +1,4 @@
-"""Packages whose public names load on first use: importing one does not import torch."""
+"""Packages whose public names load on first use."""
 
 import ast
 import sys
@@ -32,7 +32,7 @@ def lazy_exports(
             value = import_module(f"{package}.{name}")
         else:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        setattr(sys.modules[package], name, value)  # the next access does not call this function
+        setattr(sys.modules[package], name, value)  # for the next access
         return value
 
     return public, load, lambda: public

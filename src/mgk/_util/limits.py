@@ -1,4 +1,4 @@
 """Limits that several commands share. Does not import torch."""
 
-# Threads or processes: more than any machine has cores; far beyond, thread libraries crash.
+# Threads or processes: thread libraries crash far beyond the cores of a machine.
 MAX_THREADS = 1024

@@ -69,7 +69,7 @@ def describe(device: torch.device | None = None) -> Machine:
 
 @contextmanager
 def cpu_threads(number: int | None) -> Iterator[None]:
-    """Set the number of CPU threads of torch inside the block; None leaves it unchanged."""
+    """Set torch's number of CPU threads in the block; None: unchanged."""
     before = torch.get_num_threads()
     if number is not None and not 1 <= number <= MAX_THREADS:
         raise UsageError(f"threads must be from 1 to {MAX_THREADS}, got {number}")
@@ -107,7 +107,7 @@ def _accelerator(device: torch.device | None) -> str | None:
 class PeakMemory:
     """Peak memory since it was made, beyond what was in use then.
 
-    On the CPU this is the resident memory of the process, exact to about a megabyte.
+    On the CPU: resident memory of the process, to about a megabyte.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -119,12 +119,12 @@ class PeakMemory:
                 self._module.reset_peak_memory_stats(device)
                 self._before = self._module.memory_allocated(device)
         elif sys.platform == "linux":
-            # glibc keeps freed pages resident: a run that reuses them would seem to take none
+            # glibc keeps freed pages resident, which a run would reuse
             trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
             if trim is not None:
                 trim(0)
             with suppress(OSError):
-                (_PROC / "clear_refs").write_text("5")  # lowers VmHWM to the present VmRSS
+                (_PROC / "clear_refs").write_text("5")  # VmHWM becomes VmRSS
                 self._before = _status_bytes("VmRSS")
 
     def extra_bytes(self) -> int | None:
@@ -140,9 +140,9 @@ class PeakMemory:
 
 
 def peak_extra_bytes(run: Callable[[], object], device: torch.device) -> int | None:
-    """Peak memory during ``run()`` minus that in use before; None where it cannot be measured.
+    """Peak memory during ``run()`` beyond that before; None: not measurable.
 
-    The first run of a kind also fills the caches of threads and libraries: warm up before.
+    A first run also fills the caches of threads and libraries.
     """
     peak = PeakMemory(device)
     run()
@@ -150,7 +150,7 @@ def peak_extra_bytes(run: Callable[[], object], device: torch.device) -> int | N
 
 
 def peak_process_bytes() -> int:
-    """Peak resident memory of the process so far, libraries included; not on Windows."""
+    """Peak resident memory of the process so far; not on Windows."""
     import resource
 
     unit = 1 if sys.platform == "darwin" else 1024

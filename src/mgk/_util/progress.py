@@ -1,4 +1,4 @@
-"""Progress of a long job on stderr, with the time left: a bar on a terminal, else lines."""
+"""Progress of a job on stderr: a bar on a terminal, else lines."""
 
 import sys
 import time
@@ -17,7 +17,7 @@ SECONDS_BETWEEN_LINES = 10.0
 class Progress:
     """Shows how much of a job is done; call it with ``(done, total)``.
 
-    The time left follows from the work since the first update, also in resumed jobs.
+    The time left follows from the work since the first update.
     ``time_left`` is what was shown last, such as "12 min left", or empty.
 
     Args:
@@ -66,7 +66,7 @@ class Progress:
             now: print the line at once where there is no terminal.
         """
         self.label = label or self.label
-        if self._begin is None:  # a first call with more than one step is of a resumed job
+        if self._begin is None:  # more than one step: a resumed job
             self._begin = (0.0, self._created) if done <= 1 else (done, time.monotonic())
         self.time_left = self._time_left(done, total)
         if details is None:

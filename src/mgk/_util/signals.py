@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM: a run saves its step, other jobs clean up, child processes get them too."""
+"""SIGINT and SIGTERM: save, clean up, pass on to child processes."""
 
 import os
 import signal
@@ -27,12 +27,12 @@ class Stopped(KeyboardInterrupt):
 
 
 def raise_on_signals() -> Callable[[], int | None]:
-    """From now on the first signal raises :class:`Stopped` and a later one ends the process.
+    """The first signal raises :class:`Stopped`, a later one ends the process.
 
     During an import one ends it at once: an exception there aborts in C++.
 
     Returns:
-        A function that gives the first signal: libraries may swallow what it raises.
+        A function that gives the first signal: libraries may swallow errors.
     """
     came: list[tuple[int, float]] = []
     pid = os.getpid()
@@ -70,7 +70,7 @@ def end_by(number: int) -> NoReturn:
 
 @contextmanager
 def starting_processes() -> Iterator[None]:
-    """Block signals; processes started in the block keep them blocked until :func:`unblock`."""
+    """Block signals, in new processes until they call :func:`unblock`."""
     if sys.platform == "win32":
         yield
         return
@@ -85,7 +85,7 @@ def starting_processes() -> Iterator[None]:
 
 
 def unblock() -> None:
-    """Deliver the signals that :func:`starting_processes` has blocked in this process."""
+    """Deliver the signals that :func:`starting_processes` has blocked."""
     if sys.platform != "win32":
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
 
@@ -108,7 +108,7 @@ def handling(
 
 @contextmanager
 def forwarding(pids: Callable[[], Iterable[int]], signals: Iterable[int] = _SIGNALS) -> Iterator[list[int]]:
-    """Pass the signals on to the processes of ``pids()``; the list holds those that came."""
+    """Pass signals on to the processes of ``pids()``; the list holds them."""
     came: list[int] = []
 
     def forward(number: int, frame: FrameType | None) -> None:
@@ -122,7 +122,7 @@ def forwarding(pids: Callable[[], Iterable[int]], signals: Iterable[int] = _SIGN
 
 
 class StopSignals:
-    """Signals set :attr:`requested` during training and raise ``Interrupted`` elsewhere.
+    """Signals set :attr:`requested` in training; elsewhere ``Interrupted``.
 
     A second one raises at once.
     """

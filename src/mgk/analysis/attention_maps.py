@@ -55,7 +55,7 @@ class AttentionSpread:
 
 @contextmanager
 def inference(model: Any) -> Iterator[Callable[[Example], dict[str, "Tensor"]]]:
-    """Evaluation without gradients; yields a function from an example to a batch."""
+    """Evaluation without gradients; yields a function example -> batch."""
     import torch  # images of maps are made without it
 
     device = next(model.parameters()).device
@@ -142,7 +142,7 @@ def draw_maps(canvas: Any, maps: AttentionMaps, *, has_labels: bool = True) -> N
 
 
 def draw_grid(maps: AttentionMaps, *, title: str | None = None, file: Path | None = None) -> Any:
-    """All maps of an example as a ``matplotlib`` figure, saved to ``file`` if given."""
+    """All maps of an example as a ``matplotlib`` figure."""
     from matplotlib.figure import Figure
 
     rows, columns = maps.weights.shape[:2]

@@ -49,7 +49,7 @@ def rank(values: Numbers, threshold: float = THRESHOLD) -> NDArray[np.int64]:
 
 
 def effective_rank(values: Numbers) -> Numbers:
-    """exp(-sum_k p_k log p_k), p_k = s_k / sum s, of (..., K) (Roy, Vetterli 2007).
+    """exp(-sum_k p_k log p_k), p_k = s_k / sum s (Roy, Vetterli 2007).
 
     1 for identical rows, N for a permutation; it has no threshold.
     """

@@ -57,7 +57,7 @@ class Sizes:
     feature_map: variants.FeatureMapName = variants.DEFAULT_FEATURE_MAP
     position: variants.Position = "learned"
     bytes_per_number: int = 4  # W
-    fused: bool = True  # False: a product q.k for each shifted key, as the paper counts
+    fused: bool = True  # False: a product q.k for each shifted key
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -154,7 +154,7 @@ _CONFIG_NAMES = {
 
 
 def attention_parameters(sizes: Sizes) -> Quantity:
-    """(3 + K) C H D weights of one layer, plus biases, shifts, prior and variances.
+    """(3 + K) C H D weights, plus biases, shifts, prior and variances.
 
     With J key heads (2 H + (1 + K) J) C D. For M = 2 and h heads, mgk has 5 C h D and smgk
     4 C h D, where softmax with 2h heads has 8 C h D.
@@ -171,7 +171,7 @@ def attention_parameters(sizes: Sizes) -> Quantity:
 
 
 def _projections(sizes: Sizes) -> str:
-    """Weights of queries and outputs, and of K keys and a value of each key head."""
+    """Of queries and outputs, and of K keys and a value of each key head."""
     return "(3 + K) * C * H * D" if sizes.key_heads is None else "(2 * H + (1 + K) * J) * C * D"
 
 
@@ -219,7 +219,7 @@ def training_flops(sizes: Sizes) -> Quantity:
 
 
 def cache_bytes(sizes: Sizes) -> Quantity:
-    """K keys and a value per token, or for the linear variants a constant state."""
+    """K keys and a value per token, or a constant state."""
     term = Term("keys and values", "W * L * B * J * (K + 1) * N * D")
     if sizes.variant.is_linear:
         term = Term("state", "W * L * B * J * R * (D + 1)")
@@ -272,7 +272,7 @@ def _head_terms(sizes: Sizes, *, flops: bool) -> Iterator[Term]:
 
 
 def _adaptive_softmax(sizes: Sizes, factor: str) -> Iterator[Term]:
-    """The first words and one score per cluster; then clusters of falling width."""
+    """First words and a score per cluster; then clusters of falling width."""
     ends = (*sizes.cutoffs, sizes.vocab)
     first = ends[0] + len(sizes.cutoffs)
     yield Term("adaptive softmax, first words", f"{factor}C * {first}")

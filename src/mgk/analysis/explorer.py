@@ -1,6 +1,6 @@
-"""What a model does with one text: attention of every head, its components, the prediction.
+"""What a model does with one text: attention, components, prediction.
 
-For the models of :mod:`mgk.models` and any Hugging Face model that returns attentions.
+For :mod:`mgk.models` and Hugging Face models that return attentions.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +29,7 @@ class LayerAttention:
 
     Attributes:
         weights: A_ij (H, L, L).
-        responsibilities: gamma_ijr (H, M, L, L); None where a key has one component.
+        responsibilities: gamma_ijr (H, M, L, L); None for one component.
         prior: pi_r (H, M), the mean over positions; None likewise.
     """
 
@@ -48,7 +48,7 @@ class Prediction:
     """What the model answers.
 
     Attributes:
-        kind: "label" of the whole text, or of each position "next" token, "token" or "tag".
+        kind: "label" of the text, or by position "next", "token" or "tag".
         candidates: the most probable ones with their probabilities; one entry, or one for
             each position.
         actual: of "next": the probability of the text's own next token.
@@ -61,7 +61,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Pixels:
-    """An image as a sequence: its width in tokens, and the colour #rrggbb of each."""
+    """An image as a sequence: its width, and the colour #rrggbb of each token."""
 
     width: int
     colours: tuple[str, ...]
@@ -107,7 +107,7 @@ def explore(model: Any, example: ModelInput, *, name: str) -> Exploration:
     """Run a model on one example.
 
     Args:
-        model: of :mod:`mgk.models`, or of Hugging Face with ``attn_implementation="eager"``.
+        model: of :mod:`mgk.models`, or "eager" of Hugging Face.
         example: what it reads.
         name: of the model.
     """
@@ -173,7 +173,7 @@ def _prediction(logits: Tensor, config: Any, example: ModelInput, is_causal: boo
 
 
 def _about(model: Any, layers: Sequence[LayerAttention]) -> str:
-    """Such as "smgk: 4 layers, 2 heads, 2 components a key, 1,234,567 parameters"."""
+    """Such as "smgk: 4 layers, 2 heads, 2 components a key, ..."."""
     first = layers[0]
     kind = getattr(model.config, "attention", None) or model.config.model_type
     counts = [(len(layers), "layer"), (len(first.weights), "head")]

@@ -36,7 +36,7 @@ class Content:
 
 
 def load_model(source: ModelSource) -> Any:
-    """The model, in float32; nothing is downloaded, no code of the folder is run."""
+    """The model in float32; nothing is downloaded or run from the folder."""
     folder, options = source.folder, {"local_files_only": True}
     with _errors(folder, "the configuration cannot be read", OSError, ValueError, KeyError):
         config = AutoConfig.from_pretrained(folder, **options)
@@ -55,12 +55,12 @@ def load_model(source: ModelSource) -> Any:
 def choose_content(
     source: ModelSource, texts: Sequence[str], *, example: int | None, max_tokens: int
 ) -> Content:
-    """The user's text; else an example of the run's test split; else a sentence of ours.
+    """The user's text, else a test example of the run, else ours.
 
     Args:
         source: of the first model.
         texts: of the user: one, two for a model of pairs, or none.
-        example: which of the split, from 1; None: the one nearest to ``max_tokens`` long.
+        example: from 1; None: the one nearest to ``max_tokens`` long.
         max_tokens: that a page shows.
     """
     if texts or source.run is None:
@@ -120,7 +120,7 @@ def read_content(
 
 
 def token_text(tokenizer: Any, index: int) -> str:
-    """A token as in a text: with its space; bytes that are no letters in hexadecimal."""
+    """A token as in a text: with its space; bytes in hexadecimal."""
     piece = tokenizer.convert_ids_to_tokens(index)
     if piece is None:
         return f"<{index}>"
@@ -154,7 +154,7 @@ def _tokenized(tokenizer: Any, text: str, limit: int, source: ModelSource) -> tu
 
 
 def _image_input(source: ModelSource, model: Any, image: dict[str, Tensor]) -> ModelInput:
-    """An image as pixels from 0 to 255, or as patches in the mean of their colours."""
+    """An image as pixels from 0 to 255, or as mean colours of patches."""
     wanted = "input_ids" if getattr(model.config, "patch_size", None) is None else "pixel_values"
     if wanted not in image:
         there = ", ".join(image)

@@ -1,4 +1,4 @@
-"""The spread of attention scores at initialisation, by formula (docs/initialisation.md)."""
+"""The spread of scores at initialisation (docs/initialisation.md)."""
 
 import math
 
@@ -7,7 +7,7 @@ from mgk.variants import VARIANTS
 
 
 def key_variance(embed_dim: int, num_heads: int, head_dim: int, init: str | float = "paper") -> float:
-    """Var(q_m) = d Var(w) = v: of a coordinate of queries and keys, of inputs with variance 1.
+    """Var(q_m) = d Var(w) = v, where the inputs have variance 1.
 
     The paper's is Glorot's over d inputs and H D outputs, v = 2 d / (d + H D).
     """
@@ -26,7 +26,7 @@ def score_std(
     kernel: str = variants.DEFAULT_KERNEL,
     init: str | float = "paper",
 ) -> float:
-    """The standard deviation over keys of a query's scores, of layer-normalised inputs.
+    """The standard deviation over keys of a query's scores.
 
     - q.k / sqrt(D): v.
     - -|q - k|^2 / (2 sqrt(D)): sqrt(3/2) v.
@@ -40,7 +40,7 @@ def score_std(
     components = spec.num_components(num_mixtures)
     v = key_variance(embed_dim, num_heads, head_dim, init)
     shift = (1.0 if init == "paper" else v) if spec.is_shifted else 0.0
-    independent = 1 if spec.is_shifted else components  # shifted ones share their projection
+    independent = 1 if spec.is_shifted else components  # shared projection
     if spec.is_linear:
         return math.sqrt(v * (1 + v) / head_dim / independent)
     if variant == "softmax" or kernel == "dot":

@@ -131,7 +131,7 @@ def unfused_attention(
 
 
 def work(forward: Callable[[], Tensor], leaves: Sequence[Tensor], passes: Passes) -> Work:
-    """The forward without a graph, or with gradients; its shape is that of leaf 0."""
+    """The forward without a graph, or with gradients."""
     if passes == "forward":
         return torch.no_grad()(forward)
     return lambda: torch.autograd.grad(forward(), leaves, torch.ones_like(leaves[0]))

@@ -1,4 +1,4 @@
-"""Time to prepare data sets, against limits; sample images of the documentation."""
+"""Time to prepare data sets, against limits; sample images."""
 
 import tempfile
 import time
@@ -24,7 +24,7 @@ def listops(settings: ListOpsSettings, on_step: OnStep) -> Outcome:
 
 
 def pathfinder(settings: PathfinderSettings, on_step: OnStep) -> Outcome:
-    """The row of the generation, then of cues that follow no path: their accuracy."""
+    """The generation, then the accuracy of cues that follow no path."""
     outcome = _generation("pathfinder", settings, on_step)
     rows = list(outcome.rows)
     for difficulty in DIFFICULTIES:

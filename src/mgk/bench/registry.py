@@ -204,7 +204,7 @@ class WikiTextSettings(Settings):
 
 @dataclass(frozen=True)
 class Benchmark:
-    """One benchmark; its settings' docstring describes it, ``tables.toml`` its tables."""
+    """One benchmark; ``tables.toml`` has its columns, title and legend."""
 
     settings: type[Settings]
     entry: str  # "module:function" below mgk.bench

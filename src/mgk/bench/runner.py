@@ -44,7 +44,7 @@ class Report:
     outcome: Outcome
 
     def to_json(self) -> dict[str, Any]:
-        """``{"benchmark", "settings", "machine", "rows", "notes"}`` in the types of JSON."""
+        """Benchmark, settings, machine, rows and notes as JSON data."""
         settings = {
             name: list(x) if isinstance(x, tuple) else str(x) if isinstance(x, Path) else x
             for name, x in asdict(self.settings).items()

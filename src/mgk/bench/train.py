@@ -1,4 +1,4 @@
-"""Optimizer steps: mixtures against softmax with twice the heads; the training loop."""
+"""Optimizer steps of mixtures and baselines; the training loop."""
 
 import tempfile
 import time
@@ -58,7 +58,7 @@ class UnfusedAttention(nn.Module):
 
 
 def run(settings: TrainSettings, on_step: OnStep) -> Outcome:
-    """One row per task, heads and model, then one per model in the training loop."""
+    """A row per task, heads and model; then per model in the training loop."""
     notes: list[str] = []
     count = settings.rounds + 1
     batches = {shape: make_batches(shape, settings, count) for shape in settings.shapes}

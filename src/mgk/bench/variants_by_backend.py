@@ -1,4 +1,4 @@
-"""Time and memory of every variant and backend, against softmax with twice the heads."""
+"""Time and memory of every variant and backend, beside softmax."""
 
 from dataclasses import asdict
 
@@ -32,7 +32,7 @@ def run(settings: AttentionSettings, on_step: OnStep) -> Outcome:
 
 
 def reference_bytes(variant: str, shape: AttentionShape, itemsize: int = 4) -> int:
-    """Peak of ``reference`` with backward; the number of N x N tensors was measured."""
+    """Peak of ``reference`` with backward, by a measured number of tensors."""
     spec = calls.spec_of(variant)
     tensors = 3 if spec.is_linear else 5 + 2 * spec.num_components(shape.mixtures)
     return tensors * shape.batch * shape.heads * shape.length**2 * itemsize

@@ -35,7 +35,7 @@ def main() -> None:
 
 def _run() -> int:
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):  # a terminal of another encoding shows what it can
+        if hasattr(stream, "reconfigure"):  # for other encodings
             stream.reconfigure(errors="replace")
     for argument in sys.argv[1:]:
         try:

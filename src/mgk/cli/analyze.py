@@ -47,7 +47,7 @@ _IMAGE_SUFFIXES = (".png", ".svg", ".pdf")
 
 
 def parse_size(text: str | int) -> int:
-    """A whole number with or without a suffix: 128k is 128,000, 128Ki is 131,072."""
+    """A whole number: 128k is 128,000, 128Ki is 131,072."""
     number = str(text).strip()
     suffix = next((ending for ending in _SUFFIXES if number.endswith(ending)), "")
     try:

@@ -103,7 +103,7 @@ def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:
 def _print(report: "Report", benchmark: Benchmark) -> None:
     """A table for each title, then legend, settings, machine and notes."""
     data = report.to_json()
-    width = max(shutil.get_terminal_size().columns, 120)  # a narrower one would shorten columns
+    width = max(shutil.get_terminal_size().columns, 120)  # no column is cut
     columns = []
     for column in benchmark.columns.split():
         heading, _, field = column.partition("=")

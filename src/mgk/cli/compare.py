@@ -1,4 +1,4 @@
-"""``mgk compare``: train models under one budget, and compare their accuracy and cost."""
+"""``mgk compare``: models under one budget, their accuracy and cost."""
 
 import shlex
 import sys

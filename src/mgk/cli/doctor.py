@@ -38,7 +38,7 @@ def doctor() -> None:
     from mgk._util.machine import describe
     from mgk.functional.mixture.backends import cpu_kernels
 
-    # a build for GPUs has a current accelerator, or raises, on machines without one
+    # builds for GPUs have a current accelerator without a device
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     machine = describe(accelerator or torch.device("cpu"))
     threads = [f"{torch.get_num_threads()} of torch", f"{os.cpu_count()} cores"]
@@ -94,7 +94,7 @@ def _data() -> Iterator[str]:
 
 
 def _backends_agree() -> bool:
-    """Print every backend's largest error against float64; whether all are small."""
+    """Print every backend's largest error; whether all are small."""
     import torch
 
     import mgk

@@ -80,7 +80,7 @@ def writable_file(path: Path | None) -> Path | None:
 
 
 def with_options(options: Mapping[str, Any]) -> Callable[[_Command], _Command]:
-    """Give a command its ``**options``, by name and annotation; None where not given."""
+    """Give a command its ``**options``; None where not given."""
 
     def decorate(command: _Command) -> _Command:
         keyword = partial(inspect.Parameter, kind=inspect.Parameter.KEYWORD_ONLY, default=None)

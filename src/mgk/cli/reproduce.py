@@ -124,7 +124,7 @@ def reproduce(
 
 
 def _check_clean() -> None:
-    """Raise where the checkout has uncommitted changes: the results could not be repeated."""
+    """Raise where the checkout has uncommitted changes."""
     from mgk._util.files import DIRTY, commit_of
     from mgk.training.errors import RecipeError
 

@@ -13,7 +13,7 @@ def print_table(
     whole: int = 1,
     width: int | None = None,
 ) -> None:
-    """Print a table; ``left`` are columns of text, the first ``whole`` columns are not wrapped."""
+    """Print a table: columns of text, and columns that are not wrapped."""
     from rich import box
     from rich.console import Console
     from rich.table import Table

@@ -1,4 +1,4 @@
-"""``mgk train``: from a recipe to a trained and tested model in the folder of a run."""
+"""``mgk train``: from a recipe to a trained and tested model."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Progress over all trials of a plan, weighted by expected work; a line for each."""
+"""Progress over all trials of a plan; a line for each."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING

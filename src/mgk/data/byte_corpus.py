@@ -1,4 +1,4 @@
-"""Any text files as running text of bytes; by default Python's standard library."""
+"""Text files as running text of bytes; by default Python's library."""
 
 import platform
 import re
@@ -29,7 +29,7 @@ def default_source() -> Path:
 
 
 def prepare(writer: SetWriter, job: Job) -> None:
-    """Write the bytes of all files, in the order of their names, each in one split.
+    """Write the bytes of all files, by name, each in one split.
 
     Three files with train, valid and test in their names are these splits. Of many other
     files each goes into the split that lacks most of its share; few are cut at line ends.
@@ -77,7 +77,7 @@ def _named_splits(names: Sequence[str]) -> dict[str, str] | None:
 
 
 def _shared_splits(sizes: dict[str, int], percents: dict[str, int]) -> dict[str, str] | None:
-    """Each file to the split that lacks most bytes of its share; None if one gets none."""
+    """Each file to the split that lacks most; None if a split gets none."""
     splits, done, total = {}, dict.fromkeys(percents, 0), 0
     for name, size in sizes.items():
         total += size

@@ -90,7 +90,7 @@ def sliding_window_loss(
     tokens: Tokens,
     **options: Unpack[WindowOptions],
 ) -> tuple[float, int]:
-    """-sum log p of all tokens but the first, and their number; see :func:`block_losses`."""
+    """-sum log p, and the number of tokens; see :func:`block_losses`."""
     ((sum_, count),) = block_losses(loss, tokens, blocks=1, **options).tolist()
     return sum_, int(count)
 
@@ -107,7 +107,7 @@ def block_losses(
     world_size: int = 1,
     on_step: Callable[[int, int], None] = lambda done, total: None,
 ) -> Tensor:
-    """-sum log p and the number of tokens of each part of a text, float64 (blocks, 2).
+    """-sum log p and tokens of each part of a text, float64 (blocks, 2).
 
     A block is a run of windows. Windows begin every ``stride`` tokens; each predicts what
     no window before it has. A stride of 1 is the paper's: every token after the first

@@ -235,7 +235,7 @@ def _parsed(split: str, expression: bytes, value: bytes, where: str) -> Example:
 
 def value_of(tokens: bytes) -> int:
     """The value of an expression; ``ValueError`` where it is not well-formed."""
-    lists: list[list[int]] = [[]]  # arguments of the open operators, the innermost last
+    lists: list[list[int]] = [[]]  # arguments of the open operators
     operators: list[int] = []
     for token in tokens:
         if token < _OPERATOR:

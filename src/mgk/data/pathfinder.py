@@ -259,7 +259,7 @@ def _stamps(steps: _Int, radius: int, level: int) -> _Bytes:
 
 
 def _read(source: Source, options: Mapping[str, Any]) -> Iterator[tuple[str, _Bytes, _Bytes]]:
-    """The official folder; metadata/*.npy are text: folder, file, number, label."""
+    """The official folder; metadata/*.npy: folder, file, number, label."""
     _, folder = DIFFICULTIES[options["difficulty"]]
     labels: dict[str, int] = {}
     images: dict[str, _Bytes] = {}

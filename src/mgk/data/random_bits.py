@@ -28,6 +28,6 @@ class Stream:
         return words
 
     def below(self, limit: int, count: int) -> NDArray[np.int64]:
-        """The next ``count`` numbers below ``limit``; bias below ``limit`` / 2^32."""
+        """The next ``count`` numbers below ``limit``; bias below limit / 2^32."""
         high = self.bits(count) >> np.uint64(32)
         return (high * np.uint64(limit) >> np.uint64(32)).astype(np.int64)

@@ -1,4 +1,4 @@
-"""Retrieval: pairs of papers of the ACL Anthology Network as bytes; label 1: cited.
+"""Retrieval: pairs of papers (AAN) as bytes; label 1: cited.
 
 ``new_aan_pairs.{train,eval,test}.tsv``: label, id1, id2, text1, text2; no quoting.
 """

@@ -54,7 +54,7 @@ class Record:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "Record":
-        """From JSON data; ``KeyError`` or ``TypeError`` if it is something else."""
+        """From JSON data; ``KeyError`` or ``TypeError`` for other data."""
         files = tuple(Fingerprint(**file) for file in data["files"])
         return cls(data["root"], tuple(data["patterns"]), files)
 
@@ -175,7 +175,7 @@ class Source:
         self._on_step, self._shown = on_step, 0
 
     def files(self, pattern: str) -> Iterator[SourceFile]:
-        """Files whose path, from any folder on, matches; each is read before the next."""
+        """Files whose path matches from any folder on, one after the other."""
         if pattern not in self._patterns:
             self._patterns.append(pattern)
         self._shown = 0
@@ -191,7 +191,7 @@ class Source:
             raise UsageError(f"the source {str(self.path)!r} is neither {kinds}")
 
     def parts(self, pattern: str, names: Collection[str]) -> Iterator[tuple[str, SourceFile]]:
-        """A file for each of ``names``, the pattern's first group; copies must be equal."""
+        """A file for each of ``names``, the pattern's first group."""
         found: dict[str, SourceFile] = {}
         for file in self.files(pattern):
             first = found.setdefault(file.match[1], file)

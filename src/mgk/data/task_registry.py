@@ -48,7 +48,7 @@ class Task:
     is_synthetic: bool = False
 
     def how_to_get(self) -> str:
-        """What to fetch, from where, the command to run then, and the offline sample."""
+        """What to fetch, the command to run then, and the offline sample."""
         command = f"run: mgk data prepare {self.name}"
         if self.is_generated:
             return command

@@ -1,4 +1,4 @@
-"""Fast tokenizers with the ids of the prepared data sets, for ``AutoTokenizer``."""
+"""Fast tokenizers with the ids of the data sets, for ``AutoTokenizer``."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -49,7 +49,7 @@ def byte_tokenizer(
 
 
 def listops_tokenizer(*, model_max_length: int | None = None) -> PreTrainedTokenizerFast:
-    """Symbols of ListOps between spaces, ``[MAX 2 9 ]``; parentheses are dropped."""
+    """Symbols of ListOps between spaces; parentheses are dropped."""
     ids = {token: number for number, token in enumerate(listops.VOCABULARY)}
     tokenizer = Tokenizer(algorithms.WordLevel(ids))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(f"[{_SPACES}()]+"), "removed")

@@ -27,7 +27,7 @@ class _Table(dict[bytes, int]):
 
 
 class WordEncoder:
-    """Takes the text of the splits in any order, then writes ids and vocabulary."""
+    """Takes the splits in any order, then writes ids and vocabulary."""
 
     def __init__(self, writer: SetWriter) -> None:
         self._writer = writer

@@ -65,7 +65,7 @@ class SetWriter:
         self._files: dict[str, FileSpec] = {}
 
     def append(self, split: str, name: str, rows: NDArray[Any]) -> None:
-        """Add rows to the array ``name`` of a split; the first ones set its type."""
+        """Add rows to an array of a split; the first ones set its type."""
         path = self.folder / f"{split}.{name}.bin"
         with named_errors(path):
             if (split, name) not in self._arrays:
@@ -73,7 +73,7 @@ class SetWriter:
             self._arrays[split, name].append(rows)
 
     def append_examples(self, examples: Iterable[Example]) -> None:
-        """Add labelled sequences: ``tokens``, ``offsets`` of their ends, ``labels``."""
+        """Add labelled sequences: ``tokens``, ``offsets``, ``labels``."""
         waiting: dict[str, list[Example]] = {}
         for example in examples:
             rows = waiting.setdefault(example.split, [])

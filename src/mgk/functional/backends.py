@@ -20,7 +20,7 @@ Task = Literal["attention", "counts", "moments"]
 
 
 class Backend(Generic[Inputs]):
-    """One way to compute attention, and the statistics of the M-step where it has them.
+    """One way to compute attention, and the M-step's statistics.
 
     Attributes:
         name: the value of ``backend=`` that selects it.
@@ -43,11 +43,11 @@ class Backend(Generic[Inputs]):
         return True
 
     def skips_dead_keys(self, inputs: Inputs) -> bool:
-        """Whether it never reads masked keys and values; else they are made finite first."""
+        """Whether it never reads masked keys; else they are made finite."""
         return False
 
     def missing(self, inputs: Inputs) -> str | None:
-        """What to install to make this call faster, in one sentence; None if nothing."""
+        """What to install to make this call faster; None if nothing."""
         return None
 
     def attention(self, inputs: Inputs) -> Any:
@@ -85,7 +85,7 @@ def available_backends() -> dict[str, str]:
 
 
 def select(family: Family, inputs: Any, name: str = "auto", task: Task = "attention") -> Backend[Any]:
-    """The named backend; with "auto" the first by priority that is efficient for the inputs.
+    """The named backend; "auto": the first that is efficient for the inputs.
 
     A named backend that cannot do the task raises. Statistics that it does not have
     are selected as with "auto".
@@ -118,7 +118,7 @@ library = torch.library.Library("mgk", "FRAGMENT")
 
 
 def define_operator(schema: str, implementation: Callable[..., Any], fake: Callable[..., Any]) -> None:
-    """Add ``torch.ops.mgk.{name}``; ``fake`` gives torch.compile the shapes of its results."""
+    """Add ``torch.ops.mgk.{name}``; ``fake`` gives its shapes."""
     name = schema.partition("(")[0]
     library.define(schema)
     library.impl(name, implementation, "CompositeExplicitAutograd")

@@ -1,4 +1,4 @@
-"""Formulas by which ``torch.utils.flop_counter.FlopCounterMode`` counts our operators.
+"""Formulas of ``torch.utils.flop_counter.FlopCounterMode``.
 
 As for torch's own attention, masks are not subtracted and a multiply-add is two.
 """
@@ -23,7 +23,7 @@ def _pairs(query: Shape, keys: Shape) -> int:
 
 
 def forward_flops(query: Shape, keys: Shape, *others: Any, out_shape: Any = None, **options: Any) -> int:
-    """2 B H L S (M F + E): queries by keys, M or 1 a pair, and weights by values."""
+    """2 B H L S (M F + E): queries by keys, and weights by values."""
     value = others[3]
     return 2 * _pairs(query, keys) * (keys[2] * keys[4] + value[-1])
 
@@ -31,7 +31,7 @@ def forward_flops(query: Shape, keys: Shape, *others: Any, out_shape: Any = None
 def backward_flops(
     grad: Shape, d_lse: Shape | None, query: Shape, keys: Shape, *others: Any, **options: Any
 ) -> int:
-    """2 B H L S (3 M F + 2 E): the scores, and the gradients of all four factors."""
+    """2 B H L S (3 M F + 2 E): the scores, and all gradients."""
     value = others[3]
     return 2 * _pairs(query, keys) * (3 * keys[2] * keys[4] + 2 * value[-1])
 
@@ -52,7 +52,7 @@ def mixture_flops(query: Shape, keys: Shape, shifts: Shape | None, *others: Any,
 def mixture_backward_flops(
     grad: Shape, query: Shape, keys: Shape, shifts: Shape | None, value: Shape, *others: Any, **options: Any
 ) -> int:
-    """2 B H L S (3 M D + 2 E); with shifts M = 1, and twice the products with them."""
+    """2 B H L S (3 M D + 2 E); with shifts M = 1, and theirs."""
     along = 0 if shifts is None else 4 * (_rows(query) + _rows(keys)) * shifts[1] * shifts[2]
     return 2 * _pairs(query, keys) * (3 * keys[2] * keys[4] + 2 * value[-1]) + along
 

@@ -22,7 +22,7 @@ class KeyRange(NamedTuple):
 
     left: int | None = None
     right: int | None = None
-    segments: Tensor | None = None  # (2, B, S): start and end (exclusive) of the segment of each position
+    segments: Tensor | None = None  # by :func:`segment_bounds`
 
     @property
     def is_causal(self) -> bool:
@@ -40,7 +40,7 @@ class KeyRange(NamedTuple):
         return self.left is not None or self.right not in (None, 0) or self.segments is not None
 
     def for_sizes(self, num_queries: int, num_keys: int) -> "KeyRange":
-        """The same range without bounds that exclude no pair of L queries and S keys."""
+        """The same range without bounds that exclude no pair."""
         left, right, segments = self
         has_left = left is not None and not known(left >= num_keys - 1)
         has_right = right is not None and not known(right >= num_queries - 1)
@@ -59,7 +59,7 @@ class KeyRange(NamedTuple):
     def bounds(
         self, queries: slice, num_queries: int, num_keys: int, device: torch.device
     ) -> tuple[Tensor, Tensor]:
-        """First and last key (exclusive) of a block of queries: int64 (B or 1, l)."""
+        """First and last key (exclusive) of queries: int64 (B or 1, l)."""
         start, stop = queries.start + num_keys - num_queries, queries.stop + num_keys - num_queries
         positions = torch.arange(start, stop, device=device)[None]
         first = torch.zeros_like(positions) if self.left is None else positions - self.left
@@ -77,14 +77,14 @@ class KeyRange(NamedTuple):
         queries: slice | None = None,
         keys: slice | None = None,
     ) -> Tensor:
-        """Bool (B or 1, 1, l, s): the admitted pairs of a block of queries and keys."""
+        """Bool (B or 1, 1, l, s): the admitted pairs of a block."""
         queries, keys = queries or slice(0, num_queries), keys or slice(0, num_keys)
         first, last = (x[:, None, :, None] for x in self.bounds(queries, num_queries, num_keys, device))
         positions = torch.arange(keys.start, keys.stop, device=device)
         return (positions >= first) & (positions < last)
 
     def blocks(self, num_queries: int, num_keys: int, side: int) -> Iterator[tuple[slice, list[slice]]]:
-        """Each block of ``side`` queries with the blocks of keys that one of them sees.
+        """Each block of ``side`` queries with its blocks of keys.
 
         It reads the segments, which torch.compile cannot trace.
         """
@@ -100,7 +100,7 @@ class KeyRange(NamedTuple):
             )
 
     def block_bounds(self, queries: slice, num_queries: int, num_keys: int) -> tuple[int, int]:
-        """The first and the last key (exclusive) that one of a block of queries sees."""
+        """The first and the last key (exclusive) that a block sees."""
         offset = num_keys - num_queries
         first = 0 if self.left is None else max(0, queries.start + offset - self.left)
         last = num_keys if self.right is None else max(0, min(num_keys, queries.stop + offset + self.right))
@@ -110,7 +110,7 @@ class KeyRange(NamedTuple):
         return min(first, last), last
 
     def is_whole_in(self, queries: slice, keys: slice, num_queries: int, num_keys: int) -> bool:
-        """Whether the range admits every pair of a block, as far as the window alone tells."""
+        """Whether a window alone admits every pair of a block."""
         offset = num_keys - num_queries
         return (
             self.segments is None
@@ -120,7 +120,7 @@ class KeyRange(NamedTuple):
 
 
 def segment_bounds(segment_ids: Tensor) -> Tensor:
-    """Start and end (exclusive) of the run of equal ids of each position: int64 (2, B, S)."""
+    """Start and end (exclusive) of the run of equal ids: int64 (2, B, S)."""
     batch, length = segment_ids.shape
     positions = torch.arange(length, device=segment_ids.device)
     changes = segment_ids[:, 1:] != segment_ids[:, :-1]
@@ -145,7 +145,7 @@ def admitted(mask: Tensor) -> Tensor:
 
 
 def add(scores: Tensor, addend: Tensor) -> Tensor:
-    """The sum: -inf where the addend is, whatever the score; finite where both are finite."""
+    """The sum: -inf where the addend is; finite where both are."""
     total = scores + addend
     has_overflowed = (total == -torch.inf) & (scores > -torch.inf)
     return total.masked_fill(has_overflowed, torch.finfo(total.dtype).min).masked_fill(
@@ -179,7 +179,7 @@ class Cleaned(NamedTuple):
 def clean(
     keys: Tensor, value: Tensor, mask: Tensor | None, key_range: KeyRange, queries: Sequence[int]
 ) -> Cleaned:
-    """Keys (B, H, M, S, D) and value (B, H, S, E) with 0 at positions that hold NaN or Inf.
+    """Keys and value with 0 at positions that hold NaN or Inf.
 
     ``queries`` is (Hq, L). Where every query sees every key there is nothing to do.
     """
@@ -194,7 +194,7 @@ def clean(
 
 
 def _is_finite(keys: Tensor, value: Tensor) -> bool:
-    """Whether all are known to be finite; values are read only on the CPU, outside torch.compile."""
+    """Whether all are known to be finite: a look at CPU values."""
     if keys.device.type != "cpu" or not (is_plain(keys) and is_plain(value)):
         return False
     dtype = torch.promote_types(keys.dtype, torch.float32)
@@ -202,7 +202,7 @@ def _is_finite(keys: Tensor, value: Tensor) -> bool:
 
 
 def _queries_that_see(bad: Tensor, mask: Tensor | None, key_range: KeyRange, num_queries: int) -> Tensor:
-    """Bool (B, Hq, L or 1): the queries that see one of the keys ``bad`` (B, Hq, S)."""
+    """Bool (B, Hq, L or 1): the queries that see a key of ``bad`` (B, Hq, S)."""
     num_keys = bad.shape[-1]
     if mask is not None and mask.shape[2] > 1:
         pairs = admitted(mask)
@@ -213,7 +213,7 @@ def _queries_that_see(bad: Tensor, mask: Tensor | None, key_range: KeyRange, num
         bad = bad & admitted(mask)[:, :, 0]
     if key_range.is_whole:
         return bad.any(-1, keepdim=True)
-    # bad keys before each position: the count differs between a query's first and last key
+    # the number of bad keys before each position
     before = pad(bad.long().cumsum(-1), (1, 0))
     bounds = key_range.bounds(slice(0, num_queries), num_queries, num_keys, bad.device)
     first, last = (

@@ -1,4 +1,4 @@
-"""Checks of arguments by name, and of modes: autocast, torch.compile, export, torch.func.
+"""Checks of arguments by name, and of autocast, compile and torch.func.
 
 An error names the argument, what came and what is wanted.
 """
@@ -26,7 +26,7 @@ is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", lambd
 
 
 def tensor(name: str, value: Any, dims: str, *, dtypes: Sequence[torch.dtype] = _DTYPES) -> None:
-    """``value`` is a tensor with a dimension per letter of ``dims``, e.g. "BHLD"."""
+    """``value`` is a tensor with a dimension per letter of ``dims``."""
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} must be a tensor of shape {_shape(dims)}, got {type(value).__name__}")
     if value.ndim != len(dims):
@@ -47,7 +47,7 @@ def size(name: str, value: Tensor, dim: int, wanted: int, why: str) -> None:
 
 
 def matching_sizes(query: Tensor, keys: Tensor, value: Tensor, name: str = "keys") -> None:
-    """Query (B, Hq, L, D), keys ``name`` (B, H, M, S, D) and value (B, H, S, E) fit each other."""
+    """Query, keys ``name`` and value (B, H, S, E) fit each other."""
     for label, other in ((name, keys), ("value", value)):
         if other.dtype != query.dtype:
             raise TypeError(f"{label} must have the dtype of query, {query.dtype}, got {other.dtype}")
@@ -119,7 +119,7 @@ def log_prior(value: Any, query: Tensor, shape: tuple[int, ...]) -> Tensor | Non
 
 
 def variance(value: Any, query: Tensor, shape: tuple[int, ...]) -> float | Tensor:
-    """None (sqrt(D)), a positive number, or a 4-D float tensor broadcastable to (B, H, M, S)."""
+    """None (sqrt(D)), a positive number, or a tensor like (B, H, M, S)."""
     if value is None:
         return math.sqrt(query.shape[-1])
     if isinstance(value, int | float) and not isinstance(value, bool):
@@ -141,7 +141,7 @@ def _mixture_parameter(name: str, value: Any, query: Tensor, shape: tuple[int, .
 
 
 def attn_mask(value: Any, query: Tensor, num_keys: int) -> Tensor | None:
-    """None, or a bool or float tensor broadcastable to (B, H, L, S), as a 4-D tensor.
+    """None, or a bool or float mask (B, H, L, S), broadcastable.
 
     Three dimensions could be (B, L, S) or (H, L, S): they raise unless the first is 1.
     """
@@ -211,7 +211,7 @@ def segment_ids(value: Any, query: Tensor, num_keys: int) -> Tensor | None:
 
 
 def autocast_inputs(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """The tensors in the autocast dtype of their device, where it is on; float64 stays."""
+    """The tensors in the autocast dtype, where it is on; float64 stays."""
     if not is_autocast_on(tensors[0]):
         return tensors
     dtype = torch.get_autocast_dtype(tensors[0].device.type)
@@ -226,7 +226,7 @@ def without_autocast(tensor: Tensor) -> AbstractContextManager[object]:
 def is_autocast_on(tensor: Tensor) -> bool:
     """Whether operators on the tensor's device choose their dtype themselves."""
     kind = tensor.device.type
-    # meta has no autocast; torch.compile of torch 2.6 cannot trace torch.amp.is_autocast_available
+    # torch.compile of torch 2.6 cannot trace is_autocast_available
     return kind != "meta" and torch.is_autocast_enabled(kind)
 
 
@@ -237,10 +237,10 @@ def _shape(dims: str) -> str:
 def explain_unexpected(
     instead: Mapping[str, str], otherwise: str
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """A decorator of methods: TypeError for arguments that they do not take, with the way to say it.
+    """A decorator of methods: TypeError for unexpected arguments.
 
     Args:
-        instead: what to do, by the name of an argument; "" for too many by position.
+        instead: what to do, by argument; "" for too many by position.
         otherwise: the end of these sentences.
     """
 
@@ -266,7 +266,7 @@ def explain_unexpected(
 
 
 def eager_in_old_graphs(function: Callable[P, R]) -> Callable[P, R]:
-    """A decorator: a graph break for torch.compile before 2.13, which fails at named tuples."""
+    """A decorator: a graph break before torch 2.13, for named tuples."""
     return torch.compiler.disable(function) if torch.__version__ < "2.13" else function
 
 
@@ -296,7 +296,7 @@ def is_static(size: int) -> bool:
 
 
 def needs_grad(x: object) -> bool:
-    """Whether x is a tensor whose gradient, or whose tangent's effect, is computed."""
+    """Whether x has a gradient or a tangent to be computed."""
     if not isinstance(x, Tensor) or not x.is_floating_point():
         return False
     if torch.compiler.is_compiling():
@@ -305,7 +305,7 @@ def needs_grad(x: object) -> bool:
 
 
 def has_tangent(x: object) -> bool:
-    """Whether x carries a tangent of forward-mode differentiation, at any torch.func level."""
+    """Whether x carries a tangent of forward-mode differentiation."""
     if not isinstance(x, Tensor) or torch.compiler.is_compiling() or forward_ad._current_level < 0:
         return False
     while _functorch.is_functorch_wrapped_tensor(x):

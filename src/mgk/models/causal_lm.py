@@ -88,7 +88,7 @@ class MgkForCausalLM(MgkPreTrainedModel, GenerationMixin):
     def resize_token_embeddings(
         self, new_num_tokens: int | None = None, *args: Any, **kwargs: Any
     ) -> nn.Embedding:
-        """Change the size of the vocabulary; an adaptive softmax, whose clusters are fixed, raises."""
+        """Change the vocabulary's size; an adaptive softmax raises."""
         if self.adaptive_softmax is not None and (new_num_tokens is not None or args or kwargs):
             raise ValueError("an adaptive softmax cannot be resized: adaptive_cutoffs are fixed")
         return super().resize_token_embeddings(new_num_tokens, *args, **kwargs)
@@ -206,7 +206,7 @@ class MgkForCausalLM(MgkPreTrainedModel, GenerationMixin):
     def create_masks_for_generate(
         inputs_embeds: Tensor, attention_mask: Tensor | None, past_key_values: Cache, **unused: Any
     ) -> Tensor:
-        """The mask (B, places of a static cache): one shape at every step of generation."""
+        """The mask (B, places of a static cache), of constant shape."""
         if attention_mask is None:
             attention_mask = inputs_embeds.new_zeros((inputs_embeds.shape[0], 0), dtype=torch.long)
         missing = past_key_values.get_max_length() - attention_mask.shape[1]

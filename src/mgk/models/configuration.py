@@ -59,7 +59,7 @@ AUTO_CLASSES: dict[str, str] = {
     "AutoModelForSequenceClassification": "MgkForSequenceClassification",
     "AutoModelForTokenClassification": "MgkForTokenClassification",
 }
-# The module of a saved folder; transformers says "pip install mgk" where its import fails.
+# The module of a saved folder, which says "pip install mgk" if it must.
 _CODE_NAME = "modeling_mgk"
 _CODE = f'''"""trust_remote_code=True loads the model by this file where mgk is installed: pip install 'mgk[train]'."""
 
@@ -183,7 +183,7 @@ class MgkConfig(PreTrainedConfig):
             self.classifier_hidden_size = self.intermediate_size
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
-        """Write ``config.json``, and the code that loads it with ``trust_remote_code=True``."""
+        """Write ``config.json``, and the code for ``trust_remote_code=True``."""
         self.check()  # attributes may have been set since it was made
         self.auto_map = {auto: f"{_CODE_NAME}.{name}" for auto, name in AUTO_CLASSES.items()}
         super().save_pretrained(save_directory, *args, **kwargs)
@@ -191,7 +191,7 @@ class MgkConfig(PreTrainedConfig):
 
     @classmethod
     def register_for_auto_class(cls, auto_class: str = "AutoConfig") -> None:
-        """Nothing: every saved folder names its classes, and their source stays here."""
+        """Nothing: every saved folder names its classes."""
 
     @classmethod
     def get_config_dict(
@@ -234,7 +234,7 @@ class MgkConfig(PreTrainedConfig):
         }
 
     def check(self) -> None:
-        """Raise ``ValueError`` or ``TypeError`` for a value that is not valid."""
+        """Raise ``ValueError`` or ``TypeError`` for a wrong value."""
         optional = ("classifier_hidden_size", "patch_size", "sliding_window")
         given = (name for name in optional if getattr(self, name) is not None)
         for name in (*_SIZES, *given):
@@ -270,10 +270,10 @@ class MgkConfig(PreTrainedConfig):
                     raise ValueError(f"{name} must be from 0 to {last} (vocab_size - 1), got {number!r}")
 
     def _check_names(self, unknown: Iterable[str]) -> None:
-        """Raise for keywords that are close to a field's name, or the name it has in mgk.nn."""
+        """Raise for keywords that are close to a field's name."""
         names = [field.name for field in fields(self)]
         for name in unknown:
-            # properties, such as num_labels, and what older files hold for generation
+            # properties, and what older files hold for generation
             if name == "auto_map" or hasattr(type(self), name) or hasattr(GenerationConfig(), name):
                 continue
             near = _NAMES.get(name) or closest(name, names, cutoff=0.7)

@@ -45,7 +45,7 @@ class MgkClassifier(nn.Module):
 
 
 def pool(hidden: Tensor, attention_mask: Tensor | None, pooling: str) -> Tensor:
-    """The first vector for "cls", else the mean over real tokens: (B, hidden_size)."""
+    """The first vector for "cls", else the mean over real tokens."""
     if pooling == "cls":
         return hidden[:, 0]
     exact = hidden.to(compute_dtype(hidden))
@@ -74,7 +74,7 @@ class _Classification(MgkPreTrainedModel):
     def _encode(
         self, input_ids: Tensor | None, attention_mask: Tensor | None, **options: Any
     ) -> tuple[Tensor, BaseModelOutputWithPast]:
-        """The pooled vector (B or segments, hidden_size), and all of the output."""
+        """The pooled vector (B or segments, hidden_size), and the output."""
         given = input_ids if input_ids is not None else options.get("inputs_embeds")
         ids = None
         if given is not None and given.ndim > 1:
@@ -226,7 +226,7 @@ class _TokenHead(MgkPreTrainedModel):
 
 
 class _TokenLabels(_TokenHead):
-    """A class for every token; ``num_classes`` names the option that has their number."""
+    """A class for every token; ``num_classes``: the option of their number."""
 
     num_classes: ClassVar[str]
     output: ClassVar[type[TokenClassifierOutput | MaskedLMOutput]]
@@ -242,7 +242,7 @@ class _TokenLabels(_TokenHead):
         num_items_in_batch: NumItems = None,
         **options: Unpack[OutputOptions],
     ) -> TokenClassifierOutput | MaskedLMOutput:
-        """Logits (B, L, classes), and the loss where there are ``labels`` (B, L); -100 is ignored.
+        """Logits (B, L, classes), and the loss of ``labels`` (B, L).
 
         The rest is as in :meth:`MgkForSequenceClassification.forward`.
         """
@@ -310,7 +310,7 @@ class MgkForQuestionAnswering(_TokenHead):
         num_items_in_batch: NumItems = None,
         **options: Unpack[OutputOptions],
     ) -> QuestionAnsweringModelOutput:
-        """Logits of the start and of the end, (B, L) each, and the mean of both losses.
+        """Logits of start and end, (B, L) each, and the mean of both losses.
 
         ``start_positions`` and ``end_positions`` (B,) beyond the input, as truncation
         leaves them, are ignored. The rest is as in :meth:`MgkForSequenceClassification.forward`.

@@ -8,7 +8,7 @@ from mgk import nn as mgk_nn
 
 
 class MStepCallback(TrainerCallback):
-    """``Trainer(..., callbacks=[MStepCallback()])``: the M-step after every optimizer step."""
+    """``Trainer(..., callbacks=[MStepCallback()])``: the M-step."""
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Update "em" priors and variances."""

@@ -77,7 +77,7 @@ def write_card(
     *,
     tags: Iterable[str] = (),
 ) -> Path | None:
-    """Write ``README.md`` beside a saved model; None where one was edited by hand.
+    """Write ``README.md`` beside a model; None if one was edited by hand.
 
     Args:
         folder: Of ``config.json`` and the weights.

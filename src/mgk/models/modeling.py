@@ -1,4 +1,4 @@
-"""The pre-norm transformer below every head, with its loading, saving and losses."""
+"""The pre-norm transformer, its loading, saving and losses."""
 
 import inspect
 import math
@@ -45,14 +45,14 @@ _RESETS_ITSELF = (mgk_nn.MixtureAttention, mgk_nn.LearnedPrior, mgk_nn.LearnedVa
 
 
 class OutputOptions(PackingOptions, total=False):
-    """Where packed sequences are, and what else a model returns; by default ``config``'s."""
+    """Packed sequences, and what else a model returns."""
 
     output_attentions: bool | None  # weights (B, H, L, S) of every layer
-    output_hidden_states: bool | None  # embeddings and layers, the last one normed
+    output_hidden_states: bool | None  # embeddings and layers
 
 
 class MgkEmbeddings(nn.Module):
-    """x_t = token or patch vector + position vector; "cls" puts a vector in front.
+    """x_t = token or patch vector + position vector; "cls" in front.
 
     Sinusoidal positions are added to sqrt(hidden_size) x (Vaswani 2017).
     """
@@ -192,7 +192,7 @@ class MgkLayer(GradientCheckpointingLayer):
     def forward(
         self, hidden: Tensor, *, need_weights: bool = False, **options: Any
     ) -> tuple[Tensor, Tensor | None]:
-        """The output (B, L, hidden_size), and the weights (B, H, L, S) if needed.
+        """The output (B, L, hidden_size), and the weights or None.
 
         ``options`` are those of :meth:`mgk.nn.MixtureAttention.forward`.
         """
@@ -203,11 +203,11 @@ class MgkLayer(GradientCheckpointingLayer):
         return hidden + self._drop(self.mlp(self.mlp_norm(hidden))), weights
 
     def _drop(self, x: Tensor) -> Tensor:
-        return self.dropout(x) if self.training else x  # module calls slow decoding
+        return self.dropout(x) if self.training else x  # for fast decoding
 
 
 def check_attn_implementation(config: MgkConfig) -> None:
-    """Raise for a kernel of transformers, and forget it: ``from_config`` has put it there."""
+    """Raise for a kernel of transformers, and forget it."""
     asked = config._attn_implementation
     if asked not in (None, "eager"):
         config._attn_implementation = None
@@ -246,7 +246,7 @@ class MgkPreTrainedModel(PreTrainedModel):
     def from_pretrained(
         cls, pretrained_model_name_or_path: str | os.PathLike[str] | None, *args: Any, **kwargs: Any
     ) -> Any:
-        """Load weights from safetensors; what is missing, corrupt or misfits raises.
+        """Load weights from safetensors; what misfits raises.
 
         Another variant, missing and unexpected weights raise ValueError, another
         shape raises RuntimeError, as in transformers.
@@ -258,7 +258,7 @@ class MgkPreTrainedModel(PreTrainedModel):
         return checked_from_pretrained(cls, load, pretrained_model_name_or_path, *args, **kwargs)
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
-        """Save configuration, weights and a card (:func:`mgk.models.write_card`)."""
+        """Save configuration, weights and :func:`mgk.models.write_card`."""
         super().save_pretrained(save_directory, *args, **kwargs)
         is_main = args[0] if args else kwargs.get("is_main_process", True)
         if is_main:
@@ -270,7 +270,7 @@ class MgkPreTrainedModel(PreTrainedModel):
 
     @classmethod
     def register_for_auto_class(cls, auto_class: str = "AutoModel") -> None:
-        """Nothing: every saved folder names its classes, and their source stays here."""
+        """Nothing: every saved folder names its classes."""
 
     @classmethod
     def is_custom_code(cls) -> bool:
@@ -313,7 +313,7 @@ class MgkModel(MgkPreTrainedModel):
         self.embeddings = MgkEmbeddings(config)
         self.layers = nn.ModuleList(MgkLayer(config) for _ in range(config.num_hidden_layers))
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        # equal shapes do not tell mlk from mgk: the weights say what they were trained as
+        # shapes of mlk and mgk are equal: the weights say which they are
         self.register_buffer(VARIANT_MARK, _mark(config.attention))
         self.register_load_state_dict_pre_hook(_check_mark)
         self.gradient_checkpointing = False
@@ -373,7 +373,7 @@ class MgkModel(MgkPreTrainedModel):
             cu_seq_lens_k: Accepted beside it and not needed, like the next two.
             max_length_q: Of the longest sequence.
             max_length_k: Of the longest sequence.
-            **unused: What transformers' ``generate`` passes on; other names raise.
+            **unused: What ``generate`` passes on; other names raise.
         """
         config = self.config
         _check_unused(unused)
@@ -462,7 +462,7 @@ class MgkModel(MgkPreTrainedModel):
 
 
 def _check_unused(unused: Mapping[str, Any]) -> None:
-    """Raise for arguments other than None and those that ``generate`` passes on."""
+    """Raise for arguments that ``generate`` does not pass on."""
     for name, value in unused.items():
         if value is not None and name not in _PASSED_ON:
             known = inspect.signature(MgkModel.forward).parameters.keys() - {"self", "unused"}
@@ -471,7 +471,7 @@ def _check_unused(unused: Mapping[str, Any]) -> None:
 
 
 class TokenPlaces:
-    """Where the L new tokens of a forward stand among the keys: after those in the cache."""
+    """Where the L new tokens stand: after those in the cache."""
 
     def __init__(self, cache: caches.Cache | None, batch: int, length: int, device: torch.device) -> None:
         self.batch, self.length, self.device = batch, length, device
@@ -519,7 +519,7 @@ def _mark(attention: str) -> Tensor:
 
 
 def _check_mark(model: nn.Module, state_dict: dict[str, Tensor], prefix: str, *args: Any) -> None:
-    """Before ``load_state_dict``: raise for another variant; weights without a mark pass."""
+    """Raise for weights of another variant; without a mark they pass."""
     config: Any = model.config
     attention = config.attention
     mark = state_dict.setdefault(prefix + VARIANT_MARK, _mark(attention))
@@ -631,7 +631,7 @@ def classification_loss(
 
 
 def class_loss(logits: Tensor, targets: Tensor, num_items: NumItems, limit_name: str) -> Tensor:
-    """Cross entropy of logits (N, classes): the mean, or the sum / ``num_items``."""
+    """Cross entropy of logits (N, classes), by ``num_items`` or the mean."""
     check_targets(targets, logits.shape[-1], limit_name)
     logits = logits.to(compute_dtype(logits))
     return _over(num_items, cross_entropy, logits, targets)

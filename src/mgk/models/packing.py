@@ -10,10 +10,10 @@ from mgk.functional.mixture.inputs import compute_dtype
 
 
 class PackingOptions(TypedDict, total=False):
-    """Where packed sequences are, by the names of ``DataCollatorWithFlattening``."""
+    """Packed sequences, in the names of ``DataCollatorWithFlattening``."""
 
-    seq_idx: Tensor | None  # int (B, past + L): a sequence is a run of equal numbers
-    cu_seq_lens_q: Tensor | None  # int (sequences + 1,), of one row: the starts, and its end
+    seq_idx: Tensor | None  # int (B, past + L), in runs of equal numbers
+    cu_seq_lens_q: Tensor | None  # int (sequences + 1,), of one row
     cu_seq_lens_k: Tensor | None  # the same
     max_length_q: int | None  # not needed
     max_length_k: int | None  # not needed
@@ -26,7 +26,7 @@ def find_segments(
     sizes: tuple[int, int],
     past: int = 0,
 ) -> Tensor | None:
-    """The segment ids (B, past + L) of packed rows of ``sizes`` (B, L); None: not packed.
+    """The segment ids (B, past + L) of packed rows (B, L), or None.
 
     They are ``seq_idx``, or follow from ``cu_seq_lens_q``, or without mask and cache from
     ``position_ids`` that fall or stay somewhere.
@@ -64,13 +64,13 @@ def restarting_positions(segment_ids: Tensor) -> Tensor:
 
 
 def mean_of_segments(hidden: Tensor, segment_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
-    """The mean over the real tokens of each segment, in row order: (segments, hidden_size).
+    """The mean over the real tokens of each segment, in row order.
 
     A segment of padding alone is none.
     """
     starts = segment_bounds(segment_ids)[0]
     is_first = starts == torch.arange(starts.shape[1], device=starts.device)
-    number = is_first.flatten().cumsum(0) - 1  # of the segment of each token, over all rows
+    number = is_first.flatten().cumsum(0) - 1  # of each token's segment
     exact = hidden.to(compute_dtype(hidden)).flatten(0, 1)
     is_real = torch.ones_like(number, dtype=exact.dtype)
     if attention_mask is not None:

@@ -1,4 +1,4 @@
-"""Private names of torch and transformers that mgk overrides or uses, and why."""
+"""Private names of torch and transformers, and why they are used."""
 
 PRIVATE_NAMES: dict[str, str] = {
     "torch.nn.Module._apply": "Module.to has no hook: the M-step's buffers stay in float32",

@@ -1,6 +1,6 @@
 """The caches of mgk.nn as layers of a transformers cache.
 
-On first use a :class:`CoreCacheLayer` replaces an empty layer of a transformers cache.
+A :class:`CoreCacheLayer` replaces an empty layer on first use.
 """
 
 from typing import Any
@@ -29,7 +29,7 @@ class CoreCacheLayer(CacheLayerMixin):
 
     @property
     def keys(self) -> Tensor | None:
-        """(B, H, M, S, D), before shifts, with a window the last ones; None for a state."""
+        """(B, H, M, S, D), before shifts; None for a state."""
         return self.core.keys if isinstance(self.core, KeyValueCache) else None
 
     @property
@@ -58,7 +58,7 @@ class CoreCacheLayer(CacheLayerMixin):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Append keys (B, H, M, L, D) and values (B, H, L, D); return all so far."""
+        """Append keys (B, H, M, L, D) and values (B, H, L, D); all so far."""
         if not isinstance(self.core, KeyValueCache):
             raise TypeError("a cache of linear attention holds a state, not keys and values")
         return self.core.append(key_states, value_states)
@@ -131,7 +131,7 @@ def core_cache(cache: Cache, index: int, attention: MixtureAttention) -> caches.
 
 
 def _prefix(layer: CacheLayerMixin, attention: MixtureAttention) -> KeyValueCache | None:
-    """The keys and values (B, H, S, D) that prefix tuning puts into a cache, if they fit.
+    """The keys and values (B, H, S, D) of prefix tuning, if they fit.
 
     Each key stands for all M components: one Gaussian.
     """

@@ -1,4 +1,4 @@
-"""Multi-head attention with a mixture of keys: all six variants in one module."""
+"""Multi-head attention with a mixture of keys: all six variants."""
 
 import math
 from collections.abc import Mapping
@@ -54,7 +54,7 @@ _ARGUMENTS_INSTEAD = {
 
 class _Options(NamedTuple):
     attn_mask: Tensor | None
-    query_mask: Tensor | None  # (B, L), the queries of which statistics are taken
+    query_mask: Tensor | None  # (B, L), of the statistics
     is_causal: bool
     segment_ids: Tensor | None
     cache: Any
@@ -191,9 +191,9 @@ class MixtureAttention(nn.Module):
         cache: Cache | None = None,
         need_weights: bool = False,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """The output (B, L, embed_dim), or with ``need_weights`` the pair (output, weights).
+        """The output (B, L, embed_dim), or the pair (output, weights).
 
-        ``out, w = attn(x)`` without ``need_weights`` splits a batch of two into its rows.
+        ``out, w = attn(x)`` without ``need_weights`` splits a batch of two.
 
         Args:
             x: (B, L, embed_dim).
@@ -288,7 +288,7 @@ class MixtureAttention(nn.Module):
         return self.o_proj(heads.transpose(1, 2).flatten(2)), weights
 
     def log_prior(self, num_keys: int, first_key: int = 0) -> Tensor | None:
-        """Log pi_jr, minus (D/2) log sigma_r^2 (Eq. 7) unless sigma is constant."""
+        """Log pi_jr, minus (D/2) log sigma_r^2 (Eq. 7) unless constant."""
         log_prior: Tensor | None = self.prior(num_keys, first_key)
         if isinstance(self.variance, ConstantVariance):
             return log_prior
@@ -309,7 +309,7 @@ class MixtureAttention(nn.Module):
         return KeyValueCache(left)
 
     def m_step(self) -> None:
-        """Update "em" priors and variances: once per optimizer step, on every rank.
+        """Update "em" priors and variances, once per optimizer step.
 
         DistributedDataParallel copies rank 0's statistics at each synchronised
         forward: accumulate under ``no_sync()``, or set ``broadcast_buffers=False``.
@@ -329,7 +329,7 @@ class MixtureAttention(nn.Module):
     def _mixture(
         self, query: Tensor, keys: Tensor, value: Tensor, key_mask: Tensor | None, options: _Options
     ) -> tuple[Tensor, Tensor | None]:
-        """The heads (B, Hq, L, D) by Eq. 1 or 10, and the weights if they are needed."""
+        """The heads (B, Hq, L, D) by Eq. 1 or 10, and the weights or None."""
         cache: KeyValueCache | None = options.cache
         static = cache if isinstance(cache, StaticKeyValueCache) else None
         num_keys, first = keys.shape[3], 0
@@ -373,7 +373,7 @@ class MixtureAttention(nn.Module):
     def _linear(
         self, query: Tensor, keys: Tensor, value: Tensor, key_mask: Tensor | None, options: _Options
     ) -> tuple[Tensor, Tensor | None]:
-        """The heads (B, Hq, L, D) by Eq. 14, and the weights if they are needed."""
+        """The heads (B, Hq, L, D) by Eq. 14, and the weights or None."""
         cache: StateCache | None = options.cache
         static = cache if isinstance(cache, StaticStateCache) else None
         past, added = 0 if cache is None or static else cache.length, keys.shape[3]
@@ -425,7 +425,7 @@ class MixtureAttention(nn.Module):
 
     @torch.no_grad()
     def _observe(self, inputs: AttentionInputs, query_mask: Tensor | None) -> None:
-        """Hand the statistics of a training forward to the prior and the variance."""
+        """Hand the statistics of a forward to the prior and the variance."""
         if isinstance(self.variance, EMVariance):
             sums = em_statistics.moments(inputs, query_mask, self.backend)
             counts = sums.counts

@@ -1,4 +1,4 @@
-"""Caches for decoding: growing keys and values, or a constant state; or static ones."""
+"""Caches for decoding: keys and values, or a constant state."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,16 +10,16 @@ from torch import Tensor
 from mgk.functional import validation
 from mgk.functional.linear.api import LinearState
 
-MAX_CROP = 64  # tokens that a cache with a window can drop, as assisted decoding does
+MAX_CROP = 64  # tokens to drop from a window, in assisted decoding
 
 
 class Cache:
-    """The tokens so far, detached: a :class:`KeyValueCache` or :class:`StateCache`."""
+    """The tokens so far: a :class:`KeyValueCache` or :class:`StateCache`."""
 
     is_croppable = True
 
     def __init__(self) -> None:
-        self._tensors: tuple[Tensor, ...] | None = None  # each with the batch first
+        self._tensors: tuple[Tensor, ...] | None = None  # batch first
         self.length = 0
 
     @property
@@ -33,7 +33,7 @@ class Cache:
         return sum(x.numel() * x.element_size() for x in self._entries())
 
     def reorder(self, index: Tensor) -> None:
-        """Take the sequences ``index`` (B',) of the batch, as beam search does."""
+        """Take the sequences ``index`` (B',), as beam search does."""
         validation.tensor("index", index, "B", dtypes=(torch.int64, torch.int32))
         if self._tensors is not None:
             index = index.to(self._tensors[0].device)
@@ -54,7 +54,7 @@ class Cache:
 
     @contextmanager
     def unchanged_on_error(self) -> Iterator[None]:
-        """An error leaves the cache as it was: what is held is never written over."""
+        """An error leaves the cache as it was."""
         if torch.compiler.is_compiling():
             yield
             return
@@ -113,11 +113,11 @@ class KeyValueCache(Cache):
         return 0 if self.left is None else max(0, self.length - self.left)
 
     def prefill(self, keys: Tensor, value: Tensor) -> None:
-        """Start with keys (B, H, M, S, D) and values (B, H, S, E), which keep their gradient."""
+        """Start with keys (B, H, M, S, D) and values (B, H, S, E)."""
         self._tensors, self.length = (keys, value), keys.shape[3]
 
     def append(self, keys: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Add keys (B, H, M, L, D) and values (B, H, L, E); all from ``first_seen`` on."""
+        """Add keys (B, H, M, L, D) and values; all from ``first_seen`` on."""
         self._leave_inference_mode()
         past, added, first = self.length, keys.shape[3], self.first_seen
         stored = self._reserve(keys, value, past + added)
@@ -133,7 +133,7 @@ class KeyValueCache(Cache):
         return all_keys, all_values
 
     def crop(self, length: int) -> None:
-        """Drop the tokens from position ``length`` on: with a window 64, or all."""
+        """Drop the tokens from ``length`` on: with a window 64, or all."""
         if self.start and isinstance(length, int) and 0 < length < self.length:
             least = self.start + (self.left or 0)
             if length < least:
@@ -224,7 +224,7 @@ class StaticCache(Cache):
         return self.position + torch.arange(added, device=self.position.device)
 
     def visible(self, num_queries: int, is_causal: bool, window: tuple[int | None, int | None]) -> Tensor:
-        """Bool (L, max_length): the places that the next ``num_queries`` tokens see."""
+        """Bool (L, max_length): the places that the next tokens see."""
         own = self.places(num_queries)[:, None]  # (L, 1)
         left, right = window
         places = torch.arange(self.max_length, device=own.device)
@@ -263,7 +263,7 @@ class StaticKeyValueCache(StaticCache, KeyValueCache):
     """
 
     def append(self, keys: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Add keys (B, H, M, L, D) and values (B, H, L, E); all ``max_length`` places."""
+        """Add keys (B, H, M, L, D) and values; all ``max_length`` places."""
         added = keys.shape[3]
         self._check_like(keys)
         self._check_step(keys, added)

@@ -11,7 +11,7 @@ from torch.utils.module_tracker import ModuleTracker
 
 from mgk.functional import validation
 
-# Training forwards without an M-step before a warning: more than gradients are accumulated over.
+# Training forwards without an M-step before a warning.
 PATIENCE = 100
 
 # Tells whether a backward pass is running (``is_bw``); tracks no module.
@@ -19,7 +19,7 @@ _tracker = ModuleTracker()
 
 
 class EMModule(nn.Module):
-    """Parameters that :meth:`m_step` computes from statistics of training forwards.
+    """Parameters that :meth:`m_step` computes from training forwards.
 
     Its buffers stay in float32: counts pass float16's 65,504 in one forward.
 
@@ -31,7 +31,7 @@ class EMModule(nn.Module):
         super().__init__()
         validation.probability("momentum", momentum)
         self.momentum = momentum
-        self.pending_forwards = 0  # training forwards since the last M-step, in eager mode
+        self.pending_forwards = 0  # since the last M-step, in eager mode
 
     def reset_parameters(self) -> None:
         """Initialise; clear the statistics."""
@@ -88,7 +88,7 @@ def zero_if_recomputing(statistic: Tensor) -> Tensor:
 
 
 def m_step_after(optimizer: torch.optim.Optimizer, model: nn.Module) -> RemovableHandle:
-    """Run :func:`m_step_all` after every ``optimizer.step()``; ``.remove()`` ends that."""
+    """Run :func:`m_step_all` after every ``optimizer.step()``."""
     return optimizer.register_step_post_hook(lambda *_: m_step_all(model))
 
 

@@ -1,4 +1,4 @@
-"""Mixture attention for code that is written for ``torch.nn.MultiheadAttention``."""
+"""Mixture attention in place of ``torch.nn.MultiheadAttention``."""
 
 from typing import Any, TypedDict, Unpack
 
@@ -12,7 +12,7 @@ from mgk.variants import EStep, Kernel, Variant
 
 
 class MixtureOptions(TypedDict, total=False):
-    """Options of :class:`MixtureAttention` that ``nn.MultiheadAttention`` does not have."""
+    """Options that ``nn.MultiheadAttention`` does not have."""
 
     variant: Variant
     head_dim: int | None
@@ -27,7 +27,7 @@ class MixtureOptions(TypedDict, total=False):
 
 
 class _NoFastPath:
-    """In place of a weight: ``nn.TransformerEncoderLayer`` then does not fuse the module."""
+    """In place of a weight: keeps ``nn.TransformerEncoderLayer`` from fusing."""
 
     @classmethod
     def __torch_function__(cls, *args: Any, **kwargs: Any) -> Any:
@@ -109,7 +109,7 @@ class MultiheadMixtureAttention(nn.Module):
         return self.attention.o_proj
 
     def reset_parameters(self) -> None:
-        """As :meth:`MixtureAttention.reset_parameters`; an added key and value are normal."""
+        """Of :class:`MixtureAttention`; an added key and value are normal."""
         self.attention.reset_parameters()
         for parameter in (self.bias_k, self.bias_v):
             if parameter is not None:
@@ -188,7 +188,7 @@ class MultiheadMixtureAttention(nn.Module):
         return x if dims == "BLC" else x.transpose(0, 1)
 
     def _key_mask(self, mask: Any, batch: int, size: int) -> tuple[Tensor | None, Tensor | None]:
-        """The keys that take part, bool (B, S), and what is added to their scores, (B, 1, 1, S)."""
+        """The keys that take part (B, S), and their addend (B, 1, 1, S)."""
         if mask is None:
             return None, None
         mask = mask.unsqueeze(0) if isinstance(mask, Tensor) and mask.ndim == 1 else mask

@@ -20,7 +20,7 @@ def rotary_tables(positions: Tensor, head_dim: int, *, base: float = 10000.0) ->
 
 
 def rotate(x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
-    """Rotate the features of x (B, H, ..., L, D) by tables (L, D), (1, L, D) or (B, L, D)."""
+    """Rotate x (B, H, ..., L, D) by tables (L, D), (1, L, D) or (B, L, D)."""
     over_heads = (slice(None), *(None,) * (x.ndim - 3))  # (B, 1, ..., L, D)
     tables = (t[over_heads] if t.ndim == 3 else t for t in rotary)
     cos, sin = (table.to(x.dtype) for table in tables)

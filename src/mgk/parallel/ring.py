@@ -98,7 +98,7 @@ class _Held(NamedTuple):
 
 
 class _Piece(NamedTuple):
-    """The pairs of this rank's queries and the keys of another that causality leaves."""
+    """The pairs with another rank's keys that causality leaves."""
 
     queries: slice
     keys: slice
@@ -116,7 +116,7 @@ class _Ring(NamedTuple):
     is_causal: bool
 
     def piece(self, owner: int, length: int) -> _Piece:
-        """Rank r has the chunks r and 2 P - 1 - r, between those of lower ranks."""
+        """Rank r has the chunks r and 2 P - 1 - r."""
         whole, half = slice(None), length // 2
         if not self.is_causal or owner == self.rank:
             return _Piece(whole, whole, self.is_causal)
@@ -136,7 +136,7 @@ class _Ring(NamedTuple):
         return shifted_mixture_attention(query, keys, shifts, value, log_prior, **options)
 
     def send(self, tensors: Sequence[Tensor | None]) -> "_Transfer":
-        """Hand the tensors to the next rank, and receive those of the one before."""
+        """Hand tensors to the next rank; receive those of the one before."""
         return _Transfer(self, tensors)
 
 
@@ -168,7 +168,7 @@ class _Transfer:
 
 
 class _RingAttention(torch.autograd.Function):
-    """The loop round the ring, and the one back with the gradients of what travels."""
+    """The loop round the ring, and the one back with gradients."""
 
     @staticmethod
     def forward(ctx: Any, ring: _Ring, number: float | None, query: Tensor, *tensors: Any) -> Tensor:

@@ -12,7 +12,7 @@ from torch.distributed import ProcessGroup
 
 
 def place(group: ProcessGroup | None) -> tuple[int, int]:
-    """This process's rank in the group and the number of ranks; (0, 1) without torch.distributed."""
+    """This process's rank in the group, and the number of ranks."""
     if not (distributed.is_available() and distributed.is_initialized()):
         return 0, 1
     return distributed.get_rank(group), distributed.get_world_size(group)
@@ -41,7 +41,7 @@ def shard_sequence(
 def gather_sequence(
     x: Tensor, dim: int = 2, *, zigzag: bool = True, group: ProcessGroup | None = None
 ) -> Tensor:
-    """The whole sequence, from the parts of :func:`shard_sequence`; gradients are summed."""
+    """The whole sequence, from its parts; gradients are summed."""
     rank, ranks = place(group)
     parts = list(_AllGather.apply(x, rank, ranks, group)) if ranks > 1 else [x]
     if zigzag:

@@ -1,6 +1,6 @@
 """Training by recipes: reproducible runs that can be resumed and compared.
 
-Names load on first use, so that the command line can check a recipe without torch.
+Names load on first use: the command line checks recipes without torch.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""Checkpoints of a run: ``checkpoints/step-N``, written atomically, each with a manifest.
+"""Checkpoints of a run, ``checkpoints/step-N``, with a manifest each.
 
 A checkpoint holds all that the rest of the run depends on, the metrics and the best
 weights so far included, as safetensors and JSON: nothing is ever unpickled.
@@ -34,8 +34,8 @@ from mgk.training.run_dir import BEST, CHECKPOINTS, ENVIRONMENT, METRICS
 
 MANIFEST = "manifest.json"
 MODEL = "model.safetensors"  # weights and buffers, M-step statistics among them
-OPTIMIZER = "optimizer.safetensors"  # the state of each parameter, as NUMBER.NAME
-RANKS = "ranks.safetensors"  # random states and what else each rank has of its own
+OPTIMIZER = "optimizer.safetensors"  # by NUMBER.NAME
+RANKS = "ranks.safetensors"  # random states and losses
 TIMINGS = "timings.safetensors"  # of every step
 PROGRESS = "progress.json"
 FORMAT = 2
@@ -51,7 +51,7 @@ def save(
     timings: Tensor,
     progress: Mapping[str, Any],
 ) -> None:
-    """Write a checkpoint, on the first rank; the optimizer's options are the recipe's."""
+    """Write a checkpoint, on the first rank."""
     states = optimizer.state_dict()["state"].items()
     with atomic_folder(run / CHECKPOINTS / f"step-{step}") as folder:
         save_model(model, str(folder / MODEL))
@@ -71,7 +71,7 @@ def save(
 def load(
     checkpoint: Path, model: nn.Module, optimizer: Optimizer
 ) -> tuple[dict[str, Tensor], Tensor, dict[str, Any]]:
-    """Restore model and optimizer; returns the ranks' states, the timings and the progress."""
+    """Restore model and optimizer; the ranks' states, timings, progress."""
     load_model(model, checkpoint / MODEL)
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     states: dict[int, dict[str, Tensor]] = defaultdict(dict)
@@ -88,7 +88,7 @@ def load(
 
 @contextmanager
 def restoring(checkpoint: Path) -> Iterator[None]:
-    """``TrainingError`` for a checkpoint that matches its manifest and not the run."""
+    """``TrainingError`` for a checkpoint that does not fit the run."""
     try:
         yield
     except _UNFIT as error:
@@ -98,7 +98,7 @@ def restoring(checkpoint: Path) -> Iterator[None]:
 
 
 def restore_files(run: Path, checkpoint: Path | None) -> None:
-    """Give the run the checkpoint's metrics and best weights; None: those of the beginning."""
+    """Give the run the checkpoint's metrics and best weights."""
     (run / METRICS).unlink(missing_ok=True)
     shutil.rmtree(run / BEST, ignore_errors=True)
     if checkpoint is not None:
@@ -130,7 +130,7 @@ def verify(folder: Path) -> str | None:
 
 
 def newest_valid(run: Path) -> tuple[Path | None, dict[Path, str]]:
-    """The newest checkpoint that matches its manifest, and what is wrong with newer ones."""
+    """The newest valid checkpoint, and what is wrong with newer ones."""
     corrupt: dict[Path, str] = {}
     for path in list_checkpoints(run):
         reason = verify(path)
@@ -164,7 +164,7 @@ def last_good(run: Path) -> str:
 
 
 def remove(checkpoint: Path) -> None:
-    """Delete a checkpoint, its manifest first, so that a half-deleted one is not valid."""
+    """Delete a checkpoint, its manifest first: half of one is not valid."""
     (checkpoint / MANIFEST).unlink(missing_ok=True)
     shutil.rmtree(checkpoint)
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 
 def choose_device(wanted: str) -> torch.device:
-    """For "auto" the accelerator of the local rank, if there is one; else the CPU."""
+    """For "auto" the accelerator of the local rank; else the CPU."""
     if wanted == "cpu" or not torch.accelerator.is_available():
         return torch.device("cpu")
     if num_launched() > 1:
@@ -22,7 +22,7 @@ def choose_device(wanted: str) -> torch.device:
 
 
 def init(device: torch.device) -> None:
-    """Join torchrun's process group, if there is one: gloo on the CPU, else the device's own."""
+    """Join torchrun's process group: gloo on the CPU, else the device's."""
     if num_launched() > 1 and not dist.is_initialized():
         dist.init_process_group("gloo" if device.type == "cpu" else None)
 

@@ -1,4 +1,4 @@
-"""Linear attention with the features phibar_j = sum_r pi_jr phi(k_jr) (Eq. 14, identity 4).
+"""Linear attention with features phibar_j = sum_r pi_jr phi(k_jr) (Eq. 14).
 
     h_i = phi(q_i)^T sum_j phibar_j v_j^T / phi(q_i)^T sum_j phibar_j
 
@@ -22,7 +22,7 @@ register("linear", reference.LinearReference(), Chunked())
 
 
 class LinearState(NamedTuple):
-    """The sums over all keys so far; their size does not depend on the number of keys.
+    """The sums over all keys so far, of constant size.
 
     Attributes:
         numerator: sum_j phibar_j v_j^T (B, H, F, E).
@@ -67,11 +67,11 @@ def linear_mixture_attention(
             keys of its own segment, a maximal run of equal ids.
         initial_state: of the keys before these, from an earlier call. The queries of the
             first position's segment see it.
-        return_state: whether to return (output, state), the state of the last segment.
-        backend: "auto", "blockwise" (O(N)) or "reference" (L x S products in memory).
+        return_state: whether to return (output, state).
+        backend: "auto", "blockwise" (O(N)) or "reference".
 
     Returns:
-        (B, Hq, L, E), zeros for a query whose normaliser is 0; with ``return_state``, the state too.
+        (B, Hq, L, E), zeros where the normaliser is 0; or (output, state).
     """
     validation.flag("return_state", return_state)
     validation.tensor("value", value, "BHSE")
@@ -104,17 +104,17 @@ def linear_mixture_weights(
 
 
 def attend(inputs: LinearInputs, backend: str) -> tuple[Tensor, LinearState]:
-    """The output (B, Hq, L, E) in the dtype of the values, and the state after all keys."""
+    """The output (B, Hq, L, E), and the state after all keys."""
     with without_autocast(inputs.value):
         sums, state = select("linear", inputs, backend).attention(inputs)
         out = masks.divide(sums[..., :-1], sums[..., -1:]).to(inputs.value.dtype)
-        if inputs.addend is not None:  # the last query sees every key, as the state does
+        if inputs.addend is not None:  # as of the last query
             out, state = out + inputs.addend, state + inputs.addend[:, :: inputs.group, -1:]
     return out, LinearState(state[..., :-1], state[..., -1])
 
 
 def weights(inputs: LinearInputs) -> Tensor:
-    """The position weights (B, Hq, L, S) of validated inputs, in the dtype of the values."""
+    """The position weights (B, Hq, L, S) of validated inputs."""
     with without_autocast(inputs.value):
         out = reference.weights(inputs).to(inputs.value.dtype)
         return out if inputs.addend is None else out + inputs.addend

@@ -1,4 +1,4 @@
-"""Linear attention in O(N): one state, or with causality or segments one per chunk."""
+"""Linear attention in O(N): one state, or one per chunk."""
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ class Chunked(Backend[LinearInputs]):
     priority = 1
 
     def attention(self, inputs: LinearInputs) -> tuple[Tensor, Tensor]:
-        """Numerator and denominator (B, Hq, L, E + 1) of Eq. 14, and the last state."""
+        """Numerator and denominator (B, Hq, L, E + 1), and the last state."""
         phi_q, phi_k, values = inputs.query, inputs.mixed_keys(), inputs.values_and_ones()
         num_queries, offset = phi_q.shape[2], phi_k.shape[2] - phi_q.shape[2]
         if inputs.key_range.is_whole or phi_k.shape[2] == 0:
@@ -68,7 +68,7 @@ def _read(phi_q: Tensor, state: Tensor) -> Tensor:
 def _in_chunks(
     phi_q: Tensor, phi_k: Tensor, values: Tensor, state: Tensor | None, key_range: KeyRange
 ) -> tuple[Tensor, Tensor]:
-    """Sums for L = S under causality, in segments, or both; and the state of the last segment.
+    """Sums for L = S under causality or in segments, and the last state.
 
     Products within a chunk; from the chunks before it, and without causality after it,
     the state of the segment that they share.
@@ -100,7 +100,7 @@ def _in_chunks(
 
 
 class _Segments:
-    """Where the segments of positions in n chunks of size C begin and end: bounds (2, B, S)."""
+    """Where segments begin and end, in n chunks of size C."""
 
     def __init__(self, bounds: Tensor, size: int) -> None:
         length, rest = bounds.shape[2], -bounds.shape[2] % size
@@ -122,7 +122,7 @@ class _Segments:
         return seen & (keys <= queries) if is_causal else seen
 
     def states_before(self, k: Tensor, v: Tensor, first: Tensor) -> Tensor:
-        """The state of the segment that goes on into each chunk, and of the last one: n + 1."""
+        """The state that reaches each chunk, and that of the last segment."""
         is_open = self.positions >= self.next_starts.unsqueeze(2)  # (B, n, C)
         added = k.where(is_open[:, None, :, :, None], 0.0).mT @ v
         goes_on = self.next_starts < self.edges
@@ -131,7 +131,7 @@ class _Segments:
         return torch.cat([first.unsqueeze(2), states], 2)
 
     def states_after(self, k: Tensor, v: Tensor) -> Tensor:
-        """The state of the keys after each chunk of the segment that is open at its end."""
+        """The state of the keys after each chunk, of its open segment."""
         is_open = self.positions < self.previous_ends.unsqueeze(2)
         added = k.where(is_open[:, None, :, :, None], 0.0).mT @ v
         goes_on = self.previous_ends > self.positions[:, -1] + 1
@@ -140,7 +140,7 @@ class _Segments:
 
 
 def _gated_sums(added: Tensor, goes_on: Tensor) -> Tensor:
-    """state_c = added_c + (state_(c-1) where goes_on_c), for all c in log2(n) steps."""
+    """state_c = added_c + (state_(c-1) where goes_on_c), in log2(n) steps."""
     step = 1
     while step < added.shape[2]:
         earlier = added[:, :, :-step].where(goes_on[:, None, step:, None, None], 0.0)
@@ -157,7 +157,7 @@ def _joined(sums: Tensor, group: int, length: int) -> Tensor:
 
 
 def _chunk_length(num_features: int, value_width: int) -> int:
-    """Long enough to amortise the state's F x E products, short enough for few C x C products."""
+    """Long enough for the F x E products, short enough for the C x C ones."""
     return min(256, max(64, 1 << (max(num_features, value_width) - 1).bit_length()))
 
 

@@ -1,4 +1,4 @@
-"""Feature maps phi of linear attention (Eq. 14), of one token at a time: (..., D) -> (..., F).
+"""Feature maps phi of linear attention (Eq. 14): (..., D) -> (..., F).
 
 ``elu``: elu(x) + 1 (Katharopoulos 2020). ``favor``: positive random features
 (Performer, Choromanski 2021). ``dpfp``: deterministic projection (Schlag 2021).
@@ -19,7 +19,7 @@ _FAVOR_SEED = 0
 
 
 def elu_features(x: Tensor) -> Tensor:
-    """phi(x) = max(x, 0) + exp(min(x, 0)) = elu(x) + 1, precise for small features."""
+    """phi(x) = max(x, 0) + exp(min(x, 0)) = elu(x) + 1."""
     # torch.compile knows no jvp of a Function
     function = _EluFeatures if torch.compiler.is_compiling() else _EluFeaturesWithTangent
     return function.apply(x)
@@ -138,7 +138,7 @@ def _favor_projection_for(x: Tensor, num_features: int, seed: int) -> Tensor:
     return _drawn[key].clone()
 
 
-# An operator, as torch.compile cannot trace the generator; drawn once per width and device.
+# An operator: torch.compile cannot trace the generator.
 define_operator(
     "favor_projection(Tensor x, int num_features, int seed) -> Tensor",
     _favor_projection_for,

@@ -13,14 +13,14 @@ from mgk.functional.mixture.inputs import compute_dtype, validated_key_range
 
 
 class LinearInputs(NamedTuple):
-    """The arguments of Eq. 14 after validation; features are in float32 or better."""
+    """The arguments of Eq. 14 after validation, and the features."""
 
     query: Tensor  # phi(q_i) (B, Hq, L, F)
     keys: Tensor  # pi_jr phi(k_jr) (B, H, M, S, F), 0 where masked
     value: Tensor  # (B, H, S, E), in the dtype of the output
     key_range: KeyRange  # causality and segments
-    state: Tensor | None  # numerator and normaliser of earlier keys (B, H, F, E + 1), of the first segment
-    addend: Tensor | None = None  # of the output, (B, Hq, L or 1, 1): see ``masks``
+    state: Tensor | None  # of earlier keys (B, H, F, E + 1)
+    addend: Tensor | None = None  # to the output: see ``masks``
 
     @property
     def group(self) -> int:
@@ -32,7 +32,7 @@ class LinearInputs(NamedTuple):
         return self.keys.sum(2) if self.keys.shape[2] > 1 else self.keys.squeeze(2)
 
     def values_and_ones(self) -> Tensor:
-        """The values with a column of ones, which makes the normaliser: (B, H, S, E + 1)."""
+        """The values with a column of ones (B, H, S, E + 1)."""
         return pad(self.value.to(self.query.dtype), (0, 1), value=1.0)
 
 
@@ -49,7 +49,7 @@ def validate_inputs(
     segment_ids: Any = None,
     initial_state: Any = None,
 ) -> LinearInputs:
-    """The arguments of ``linear_mixture_attention``, checked; ``value`` may be missing."""
+    """The arguments of ``linear_mixture_attention``, checked."""
     validation.tensor("query", query, "BHLD")
     validation.tensor("keys", keys, "BHMSD")
     value = query.new_empty(*keys.shape[:2], keys.shape[3], 0) if value is None else value

@@ -15,7 +15,7 @@ class LinearReference(Backend[LinearInputs]):
     name = "reference"
 
     def attention(self, inputs: LinearInputs) -> tuple[Tensor, Tensor]:
-        """Numerator and denominator (B, Hq, L, E + 1) of Eq. 14, and the last state."""
+        """Numerator and denominator (B, Hq, L, E + 1), and the last state."""
         phi_k, values = inputs.mixed_keys(), inputs.values_and_ones()
         sums = _products(inputs.query, phi_k, inputs) @ repeat_heads(values, inputs.group)
         segments, num_queries = inputs.key_range.segments, inputs.query.shape[2]

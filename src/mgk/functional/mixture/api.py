@@ -149,7 +149,7 @@ def shifted_mixture_attention(
         key: (B, H, S, D).
         shifts: b_r, (H, M, D).
         value: (B, H, S, E).
-        log_prior: log pi, (H, M) or 4-D, broadcastable to (B, H, M, S). None: uniform.
+        log_prior: log pi, (H, M), or broadcastable to (B, H, M, S).
         variance: sigma^2, a number, (H, M), or 4-D as ``log_prior``. None: sqrt(D).
         kernel: "gaussian" (Eq. 9) or "dot" (Eq. 8), with a variance that depends on r.
         e_step: "soft" or "hard" (Eq. 12), which ignores the prior.
@@ -158,11 +158,11 @@ def shifted_mixture_attention(
         window: (left, right) or an int, as for :func:`mixture_attention`.
         segment_ids: int (B, S), as for :func:`mixture_attention`.
         dropout_p: the probability of dropping a position weight.
-        return_lse: whether to return (output, lse), as for :func:`mixture_attention`.
+        return_lse: whether to return (output, lse).
         backend: "auto" or a name from :func:`available_backends`.
 
     Returns:
-        (B, Hq, L, E), zeros for a query with no key left; with ``return_lse`` also the log-sum-exp.
+        (B, Hq, L, E), zeros for a query with no key left; or (output, lse).
     """
     for name, tensor, dims in (("key", key, "BHSD"), ("shifts", shifts, "HMD"), ("value", value, "BHSE")):
         validation.tensor(name, tensor, dims)
@@ -270,7 +270,7 @@ def m_step(
 
 
 def attend(inputs: AttentionInputs, backend: str) -> tuple[Tensor, Tensor | None]:
-    """The output (B, Hq, L, E) in the dtype of the query, zeros without keys; and the lse."""
+    """The output (B, Hq, L, E), zeros without keys; and the lse."""
     query, value, inputs = inputs.query, inputs.value, inputs.with_seen_keys()
     with without_autocast(query):
         chosen = select("softmax", inputs, backend)
@@ -297,7 +297,7 @@ def _results(inputs: AttentionInputs, backend: str, log_prior: Tensor | None) ->
 
 
 def weights(inputs: AttentionInputs) -> Tensor:
-    """The position weights (B, Hq, L, S) of validated inputs, in the dtype of the query."""
+    """The position weights (B, Hq, L, S) of validated inputs."""
     with without_autocast(inputs.query):
         cleaned, addend = inputs.cleaned()
         out = reference.weights(cleaned).to(inputs.query.dtype)
@@ -310,7 +310,7 @@ def _per_head_and_component(value: Any) -> Any:
 
 
 def _with_zero_gradient(out: Tensor, *unused: object) -> Tensor:
-    """The output with further tensors in its graph: their gradient is zeros, not None."""
+    """The output with further tensors in its graph, of gradient 0."""
     for x in unused:
         if isinstance(x, Tensor) and x.requires_grad:
             zeros = torch.zeros_like(x).where(torch.ones_like(x, dtype=torch.bool), x)

@@ -25,7 +25,7 @@ def block_length(features: ScoreFeatures) -> int:
 
 
 def blocks(features: ScoreFeatures, key_range: KeyRange) -> Iterator[tuple[slice, list[slice]]]:
-    """Each block of queries with its blocks of keys, without those that no query of it sees."""
+    """Each block of queries with the blocks of keys that it sees."""
     return key_range.blocks(features.query.shape[2], features.key_bias.shape[3], block_length(features))
 
 
@@ -39,11 +39,11 @@ def block_number(features: ScoreFeatures, queries: slice, keys: slice) -> int:
 def block_scores(
     features: ScoreFeatures, mask: Tensor | None, key_range: KeyRange, queries: slice, keys: slice
 ) -> Tensor:
-    """s_ijr of a block of queries and a block of keys, -inf where excluded: (B, Hq, M, l, s)."""
+    """s_ijr of a block, -inf where excluded: (B, Hq, M, l, s)."""
     group = features.group
     key_bias = repeat_heads(features.key_bias[:, :, :, None, keys], group)
     q, k = features.query[:, :, None, queries], repeat_heads(features.keys[:, :, :, keys], group)
-    # two partial sums halve the error, which the gradients of score_affine accumulate
+    # two partial sums halve the accumulation error
     num_parts = 1 if features.score_affine is None else 2
     parts = zip(q.chunk(num_parts, -1), k.chunk(num_parts, -1), strict=True)
     if features.query_bias is not None:
@@ -126,7 +126,7 @@ def _block_tangent(
 
 
 def repeat_heads(x: Tensor, group: int) -> Tensor:
-    """(B, H, ...) with each head for the query heads that read it: (B, Hq, ...)."""
+    """(B, H, ...) with each head repeated for its query heads: (B, Hq, ...)."""
     return x if group == 1 else x.repeat_interleave(group, 1)
 
 

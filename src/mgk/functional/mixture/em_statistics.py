@@ -19,7 +19,7 @@ VARIANCE_FLOOR = 1e-6
 
 
 class MStep(NamedTuple):
-    """The result of the M-step (Eq. 11, 13). A component with N_jr = 0 keeps its values.
+    """The result of the M-step (Eq. 11, 13); N_jr = 0 keeps the old values.
 
     Attributes:
         counts: N_jr (B, H, M, S).
@@ -35,9 +35,9 @@ class MStep(NamedTuple):
 
 
 class Moments(NamedTuple):
-    """Sums over the queries, weighted by the responsibilities, of points x_i = q_i - centre.
+    """Sums over queries of points x_i = q_i - centre, weighted by gamma.
 
-    In float64 where the device has it: variances are small differences of moments.
+    In float64 where possible: variances are differences of moments.
     """
 
     counts: Tensor  # sum_i gamma_ijr (B, H, M, S)
@@ -55,7 +55,7 @@ def counts(inputs: AttentionInputs, query_mask: Tensor | None = None, backend: s
 
 @torch.no_grad()
 def moments(inputs: AttentionInputs, query_mask: Tensor | None = None, backend: str = "auto") -> Moments:
-    """The counts with the first and second moments of the queries about the mean key."""
+    """Counts, and moments of the queries about the mean key."""
     inputs = inputs.for_responsibilities().with_key_mask_in_prior().at_full_precision()
     centre = inputs.centre().to(finest_dtype(inputs.query))
     points = inputs.query - centre.repeat_interleave(inputs.group, 1)
@@ -65,7 +65,7 @@ def moments(inputs: AttentionInputs, query_mask: Tensor | None = None, backend: 
 
 @torch.no_grad()
 def squared_distances(inputs: AttentionInputs, sums: Moments) -> Tensor:
-    """sum_i gamma_ijr |q_i - k_jr|^2 (B, H, M, S); 0 without queries, whatever the key holds."""
+    """sum_i gamma_ijr |q_i - k_jr|^2 (B, H, M, S); 0 without queries."""
     keys = inputs.keys - sums.centre.unsqueeze(2)
     if inputs.shifts is not None:
         keys = keys + inputs.shifts[None, :, :, None]
@@ -111,7 +111,7 @@ def m_step(
 
 
 def _prior(log_prior: Tensor | None, counts: Tensor) -> Tensor:
-    """The given prior (B, H, M, S), normalised over r; 0 where every component is removed."""
+    """The given prior (B, H, M, S), normalised over r where it can be."""
     if log_prior is None:
         return torch.full_like(counts, 1 / counts.shape[2])
     prior = log_prior.to(counts.dtype).expand(counts.shape)

@@ -43,7 +43,7 @@ class ScoreFeatures(NamedTuple):
 
 
 def score_features(inputs: AttentionInputs, with_affine: bool = False) -> ScoreFeatures:
-    """The features at full precision, with ``score_affine`` where a variance is learned.
+    """The features at full precision, with ``score_affine`` if it is needed.
 
     Then they are made in float64: the gradient of sigma^2 sums what flows back through
     them, so their rounding must not add to that of the scores.
@@ -58,7 +58,7 @@ def score_features(inputs: AttentionInputs, with_affine: bool = False) -> ScoreF
 
 
 def _unfolded(features: ScoreFeatures, inputs: AttentionInputs) -> ScoreFeatures:
-    """The features of folded groups, (B, H, G L, ...), with Hq query heads, (B, Hq, L, ...)."""
+    """The features of folded groups with Hq query heads (B, Hq, L, ...)."""
     if inputs.group == 1:
         return features
 
@@ -74,7 +74,7 @@ def _unfolded(features: ScoreFeatures, inputs: AttentionInputs) -> ScoreFeatures
 
 
 def row_term(inputs: AttentionInputs) -> Tensor:
-    """The term of i alone that the features leave out, for a log-sum-exp: (B, Hq, L)."""
+    """The term of i alone that the features leave out: (B, Hq, L)."""
     folded = inputs.with_folded_groups()
     if inputs.kernel == "dot":
         return inputs.query.new_zeros(inputs.query.shape[:3])
@@ -88,7 +88,7 @@ def row_term(inputs: AttentionInputs) -> Tensor:
 
 
 def _half_norms(inputs: AttentionInputs) -> Tensor:
-    """|q_i - c|^2 / 2 (B, H, L), c the point that the features are relative to."""
+    """|q_i - c|^2 / 2 (B, H, L), c the centre of the features."""
     if inputs.shifts is not None and inputs.has_common_variance:
         points = inputs.query - inputs.centre() - inputs.shifts.detach().mean(1, keepdim=True)
     else:
@@ -137,7 +137,7 @@ def _features(inputs: AttentionInputs) -> ScoreFeatures:
     if inputs.log_prior is None:
         return features
     if features.query_bias is not None and inputs.log_prior.shape[3] == 1 and not inputs.is_hard:
-        # a query's bias has the shorter sum as gradient; with a hard E-step it is a key mask
+        # the shorter sum as gradient; with a hard E-step it is a key mask
         return features._replace(query_bias=features.query_bias + inputs.log_prior)
     return features._replace(key_bias=features.key_bias + inputs.log_prior)
 
@@ -207,7 +207,7 @@ def _along_shifts(x: Tensor, shifts: Tensor, may_tie: bool) -> Tensor:
 
 
 class Options(NamedTuple):
-    """The options of an operator; ``left`` and ``right`` are those of a ``KeyRange``."""
+    """The options of an operator; of a ``KeyRange`` left and right."""
 
     is_hard: bool
     left: int | None
@@ -234,17 +234,17 @@ class OperatorInputs(NamedTuple):
 class ForwardResult(NamedTuple):
     """The output, and what recomputes P_ijr = exp(s_ijr - row_max_i) / row_sum_i.
 
-    A float32 log-sum-exp in place of the two would be less precise than the weights.
+    A float32 log-sum-exp would be less precise than the weights.
     """
 
     out: Tensor  # h (B, Hq, L, E)
-    row_max: Tensor  # max_jr s_ijr (B, Hq, L), in the backend's own units; +inf for a query with no key left
-    row_sum: Tensor  # sum_jr exp(s_ijr - row_max_i) (B, Hq, L); 1 for a query with no key left
+    row_max: Tensor  # max_jr s_ijr (B, Hq, L), in own units; +inf with no key left
+    row_sum: Tensor  # sum_jr exp(s_ijr - row_max_i) (B, Hq, L); 1 with no key left
     # log sum_jr exp(s_ijr) (B, Hq, L); -inf for a query with no key left
     lse: Tensor | None = None
 
 
-# of the features, the values and the mask; None where there is nothing to differentiate
+# of features, values and mask; None: nothing to differentiate
 Gradients = tuple[ScoreFeatures, Tensor, Tensor | None]
 
 _FEATURES = "Tensor query, Tensor keys, Tensor? query_bias, Tensor key_bias"
@@ -255,13 +255,13 @@ _INPUTS = (
 
 
 class OperatorBackend(Backend[AttentionInputs]):
-    """A backend with its own forward and backward from the features, each a torch operator.
+    """A backend with forward and backward operators of the features.
 
     ``torch.compile(fullgraph=True)`` sees one node for each.
     """
 
     def __init__(self) -> None:
-        """Define the operators ``mgk::{name}_`` ``forward``, ``backward`` and ``statistics``."""
+        """Define the operators ``mgk::{name}_forward`` and so on."""
         forward, backward = f"{self.name}_forward", f"{self.name}_backward"
         results = "Tensor out, Tensor row_max, Tensor row_sum"
         define_operator(
@@ -296,13 +296,13 @@ class OperatorBackend(Backend[AttentionInputs]):
         result: ForwardResult,
         needs_mask_grad: bool,
     ) -> Gradients:
-        """The gradients, from those of the output (B, Hq, L, E) and of the lse (B, Hq, L)."""
+        """The gradients, from those of output and lse."""
         raise NotImplementedError
 
     def tangent(
         self, inputs: OperatorInputs, tangents: OperatorInputs, result: ForwardResult
     ) -> tuple[Tensor, Tensor]:
-        """The tangents of output and lse, from those of features, values and mask."""
+        """The tangents of output and lse, from those of the inputs."""
         raise NotImplementedError
 
     def flat_statistics(self, *arguments: Any) -> list[Tensor]:
@@ -310,7 +310,7 @@ class OperatorBackend(Backend[AttentionInputs]):
         raise NotImplementedError
 
     def attention(self, inputs: AttentionInputs) -> tuple[Tensor, Tensor | None]:
-        """h_i = sum_j A_ij v_j (Eq. 10), and the log-sum-exp where it is wanted."""
+        """h_i = sum_j A_ij v_j (Eq. 10), and the lse where it is wanted."""
         uniform = inputs.log_uniform_prior
         adds_mask = inputs.attn_mask is not None and inputs.attn_mask.is_floating_point()
         inputs = inputs.with_normalised_prior().with_key_mask_in_prior().at_full_precision()
@@ -367,7 +367,7 @@ class OperatorBackend(Backend[AttentionInputs]):
 
 
 class _Forward(torch.autograd.Function):
-    """The forward operator with what torch.func and forward-mode differentiation ask for.
+    """The forward operator for torch.func and forward-mode differentiation.
 
     Its arguments are the backend and those of the operator.
     """
@@ -461,7 +461,7 @@ class _Backward(torch.autograd.Function):
 
 
 def _fold(arguments: Any, dims: tuple[Any, ...], size: int, keeps_mask: bool) -> list[Any]:
-    """The arguments of a forward with the dimension that vmap adds folded into the batch."""
+    """A forward's arguments with vmap's dimension folded into the batch."""
     *features, affine, value, mask, seed, segments = arguments[:9]
     tensors = [_fold_one(x, dim, size) for x, dim in zip(features, dims[:4], strict=True)]
     affine, segments = (  # (2, B, Hq, M, L), (2, B, S)
@@ -517,7 +517,7 @@ def _fake_backward(grad: Tensor, d_lse: Tensor | None, *arguments: Any) -> tuple
 
 
 def fake_statistics(*arguments: Any) -> list[Tensor]:
-    """Empty counts, and with points empty moments, of the arguments of ``flat_statistics``."""
+    """Empty counts, and with points empty moments."""
     key_bias, points = arguments[3], arguments[6]
     widths: list[tuple[int, ...]] = [()] if points is None else [(), (points.shape[-1],), ()]
     dtype = key_bias.dtype if points is None else points.dtype

@@ -20,7 +20,7 @@ MEDIAN_SAMPLE = 64
 
 
 class AttentionInputs(NamedTuple):
-    """The arguments of Eq. 9 and 10 after validation; masks, priors and variances are 4-D.
+    """The arguments of Eq. 9 and 10 after validation, all 4-D or 5-D.
 
     With ``shifts`` (sMGK), ``keys`` has one component and k_jr is ``keys + shifts[:, r]``.
     """
@@ -29,7 +29,7 @@ class AttentionInputs(NamedTuple):
     keys: Tensor  # (B, H, M, S, D), or (B, H, 1, S, D) with shifts
     value: Tensor  # (B, H, S, E)
     shifts: Tensor | None  # (H, M, D)
-    log_prior: Tensor | None  # broadcastable to (B, H, M, S); None: uniform, or a hard E-step, which ignores it
+    log_prior: Tensor | None  # broadcastable to (B, H, M, S); None: uniform or hard
     variance: float | Tensor  # broadcastable to (B, H, M, S)
     kernel: Kernel
     e_step: EStep
@@ -76,7 +76,7 @@ class AttentionInputs(NamedTuple):
 
     @property
     def has_common_variance(self) -> bool:
-        """Whether sigma^2 is one number for all components and positions of a head."""
+        """Whether sigma^2 is one number for a head."""
         return not isinstance(self.variance, Tensor) or self.variance.shape[2:] == (1, 1)
 
     @property
@@ -112,7 +112,7 @@ class AttentionInputs(NamedTuple):
         if prior is None or prior.shape[3] != 1 or not needs_grad(prior) or self.return_lse:
             return self
         prior = prior.to(compute_dtype(self.query))
-        # clamped, so that a head whose components are all removed has a finite sum
+        # clamped: a head without components has a finite sum
         return self._replace(log_prior=prior - prior.clamp_min(LOG_ZERO).logsumexp(2, keepdim=True))
 
     def at_full_precision(self) -> "AttentionInputs":
@@ -120,7 +120,7 @@ class AttentionInputs(NamedTuple):
         return self.in_dtype(compute_dtype(self.query))
 
     def in_dtype(self, dtype: torch.dtype) -> "AttentionInputs":
-        """The same inputs with every tensor of numbers in a dtype; what is finite stays finite."""
+        """The same inputs in a dtype; what is finite stays finite."""
 
         def cast(x: Any) -> Any:
             is_other = isinstance(x, Tensor) and x.is_floating_point() and x.dtype != dtype
@@ -129,14 +129,14 @@ class AttentionInputs(NamedTuple):
         return AttentionInputs._make(map(cast, self))
 
     def cleaned(self) -> tuple["AttentionInputs", Tensor | None]:
-        """The same inputs with finite keys and values, and what to add to the output: see ``masks``."""
+        """The same inputs with finite keys and values, and the ``masks`` addend."""
         keys, value, addend = masks.clean(
             self.keys, self.value, self.attn_mask, self.key_range, self.query.shape[1:3]
         )
         return self._replace(keys=keys, value=value), addend
 
     def for_responsibilities(self) -> "AttentionInputs":
-        """The same inputs for gamma_ijr, in which a float mask cancels: a bool one is left.
+        """The same inputs for gamma_ijr, with a bool mask.
 
         Keys that it excludes for every query are 0, whatever they hold.
         """
@@ -180,7 +180,7 @@ class AttentionInputs(NamedTuple):
         return sample.nanmedian(2, keepdim=True).values.nan_to_num(0.0, 0.0, 0.0)
 
     def _unless_near_zero(self, centre: Tensor) -> Tensor:
-        """A causal centre, or 0 where what it removes, |c|^2 / (2 sigma^2), is small."""
+        """A causal centre, or 0 where |c|^2 / (2 sigma^2) is small."""
         if not self.is_causal:
             return centre
         sigma2 = self.variance
@@ -203,7 +203,7 @@ class AttentionInputs(NamedTuple):
         )
 
     def with_folded_groups(self) -> "AttentionInputs":
-        """The same inputs with the queries of a group in a row, (B, H, G L, D), without mask."""
+        """The same inputs with the queries of a group in a row, without mask."""
         if self.group == 1:
             return self
         batch, _, num_queries, width = self.query.shape
@@ -211,7 +211,7 @@ class AttentionInputs(NamedTuple):
         return self._replace(query=self.query.reshape(shape))
 
     def with_seen_keys(self) -> "AttentionInputs":
-        """The same inputs without the keys that lie before every query's window."""
+        """The same inputs without the keys before every query's window."""
         if self.key_range.left is None or not (is_static(self.num_queries) and is_static(self.num_keys)):
             return self
         first = self.key_range.first_seen(self.num_queries, self.num_keys)
@@ -244,7 +244,7 @@ class AttentionInputs(NamedTuple):
         shifts = self.shifts[None, :, :, None]
         if self.kernel == "dot":
             return self._replace(keys=self.keys + shifts, shifts=None)
-        # distances do not change with the origin: about the centre no digits of a shift are lost
+        # about the centre no digits of a shift are lost
         centre = self.centre()
         keys = self.keys - centre.unsqueeze(2) + shifts
         query = self.query - self._per_query_head(centre)
@@ -316,7 +316,7 @@ def validate_inputs(
 def validated_key_range(
     window: Any, is_causal: bool, segment_ids: Any, query: Tensor, num_keys: int
 ) -> KeyRange:
-    """Causality, window and segments, checked, without ends that exclude no pair."""
+    """Causality, window and segments, checked."""
     ids = validation.segment_ids(segment_ids, query, num_keys)
     segments = None if ids is None else masks.segment_bounds(ids)
     return KeyRange(*validation.window(window, is_causal), segments).for_sizes(query.shape[2], num_keys)
@@ -328,5 +328,5 @@ def compute_dtype(tensor: Tensor) -> torch.dtype:
 
 
 def finest_dtype(tensor: Tensor) -> torch.dtype:
-    """float64 where the device has it, else float32: for sums over every pair."""
+    """float64 where the device has it, else float32."""
     return torch.float32 if tensor.device.type == "mps" else torch.float64

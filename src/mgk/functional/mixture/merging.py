@@ -1,4 +1,4 @@
-"""Attention over a union of disjoint sets of keys, from the attention over each."""
+"""Attention over a union of disjoint sets of keys."""
 
 from collections.abc import Iterable
 

@@ -18,7 +18,7 @@ MAX_SCORES = 2**16
 
 
 def attention(inputs: AttentionInputs) -> tuple[Tensor, Tensor | None]:
-    """h_i = sum_j A_ij v_j (Eq. 10) with dropout of A_ij; and the lse where it is wanted."""
+    """h_i = sum_j A_ij v_j (Eq. 10) with dropout of A_ij; and the lse."""
     inputs = inputs.with_repeated_heads()
     mass, row_max = _mass(inputs)
     total = mass.sum(-1, keepdim=True)
@@ -52,7 +52,7 @@ def responsibilities(inputs: AttentionInputs) -> Tensor:
 
 
 def component_shares(scores: Tensor, is_hard: bool) -> Tensor:
-    """The softmax over r of scores s_ijr, hard: one-hot; 0 for pairs that are excluded."""
+    """The softmax over r of s_ijr, hard one-hot; 0 if excluded."""
     if is_hard:
         winner = scores.argmax(dim=2, keepdim=True)
         return torch.zeros_like(scores).scatter(2, winner, 1.0) * (scores > -torch.inf)
@@ -129,13 +129,13 @@ class Eager(Backend[AttentionInputs]):
     priority = 3
 
     def is_efficient(self, inputs: AttentionInputs) -> bool:
-        """For few scores, for one query, and for exports: its operators are torch's own."""
+        """For few scores, one query, and exports: torch's own operators."""
         if is_exporting():
             return True
         return known(inputs.num_scores <= MAX_SCORES) or known(inputs.num_queries == 1)
 
     def dtype(self, inputs: AttentionInputs) -> torch.dtype:
-        """float64 where a prior or a variance is learned: their gradients sum over every pair."""
+        """float64 where a prior or a variance is learned."""
         is_sum_over_pairs = needs_grad(inputs.log_prior) or needs_grad(inputs.variance)
         return finest_dtype(inputs.query) if is_sum_over_pairs else compute_dtype(inputs.query)
 

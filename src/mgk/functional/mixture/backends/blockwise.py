@@ -1,4 +1,4 @@
-"""Mixture attention in blocks with a running log-sum-exp: every option, memory O(N).
+"""Mixture attention in blocks: every option, memory O(N).
 
 Forward, over the blocks of keys: m <- max(m, s), p_ij = sum_r exp(s_ijr - m_i), or
 exp(max_r s_ijr - m_i) if hard, l <- l exp(m_old - m) + sum_j p_ij, o likewise with
@@ -72,7 +72,7 @@ class Blockwise(OperatorBackend):
                 row_max = new_max
             empty = row_sum == 0
             row_sums[:, :, queries] = row_sum.masked_fill_(empty, 1.0)
-            # +inf makes exp(s - row_max) zero in the backward of a query with no key left
+            # +inf: exp(s - row_max) is 0 for a query with no key left
             row_maxima[:, :, queries] = row_max.masked_fill(empty, torch.inf)
             out[:, :, queries] = numerator / row_sum.unsqueeze(-1)
         lse = (row_maxima + row_sums.log()).masked_fill_(row_maxima == torch.inf, -torch.inf)
@@ -94,7 +94,7 @@ class Blockwise(OperatorBackend):
         d_value = zeros(value)
         d_mask = zeros(mask) if mask is not None and needs_mask_grad else None
         affine = None if features.score_affine is None else _AffineGradient(features, result, d_lse)
-        grad = grad / result.row_sum.unsqueeze(-1)  # dP, delta and dv are linear in it, so no weight is divided
+        grad = grad / result.row_sum.unsqueeze(-1)  # no weight is divided
         delta = (grad * result.out).sum(-1, keepdim=True)
         if d_lse is not None:
             delta -= (d_lse / result.row_sum).unsqueeze(-1)
@@ -192,7 +192,7 @@ class _AffineGradient:
 
 
 def _in_short_sums(weights: Tensor, value: Tensor) -> Tensor:
-    """A product in sums of 64 positions: delta needs more precision than one long sum has."""
+    """A product in sums of 64 positions, for the precision of delta."""
     if weights.shape[-1] % SHORT_SUM:
         return weights @ value
     parts = weights.unflatten(-1, (-1, SHORT_SUM)).movedim(-2, 2) @ value.unflatten(2, (-1, SHORT_SUM))
@@ -200,7 +200,7 @@ def _in_short_sums(weights: Tensor, value: Tensor) -> Tensor:
 
 
 def _dropout_factors(inputs: OperatorInputs, like: Tensor, queries: slice, keys: slice) -> Tensor:
-    """1 / (1 - p) for the weights that a block keeps, else 0; the same when recomputed.
+    """1 / (1 - p) for the weights that a block keeps, else 0.
 
     Four weights share a 64-bit draw, which rounds p to a multiple of 2^-16; or two,
     where p is near 0 or 1: 2^-32.

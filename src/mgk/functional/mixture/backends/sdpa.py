@@ -40,7 +40,7 @@ class Sdpa(Backend[AttentionInputs]):
     priority = 2
 
     def unsupported_reason(self, inputs: AttentionInputs, task: Task = "attention") -> str | None:
-        """Hard E-steps, gradients of masks, and dropout that SDPA would apply per component."""
+        """Hard E-steps, gradients of masks, and dropout of several components."""
         if task != "attention":
             return "it does not compute responsibilities"
         if inputs.return_lse:
@@ -66,7 +66,7 @@ class Sdpa(Backend[AttentionInputs]):
         """h_i = sum_j A_ij v_j (Eq. 10)."""
         inputs = inputs.with_repeated_heads()
         if _has_large_mask(inputs):
-            # the log-sum-exp that fused kernels save loses its digits beside a large mask
+            # beside a large mask the kernels' log-sum-exp loses its digits
             dtype = torch.float64 if _needs_float64(inputs) else compute_dtype(inputs.query)
             return attention(inputs.in_dtype(dtype))[0], None
         if _is_softmax(inputs):
@@ -86,12 +86,12 @@ class Sdpa(Backend[AttentionInputs]):
 
 
 def _needs_float64(inputs: AttentionInputs) -> bool:
-    """Whether float32 is too imprecise on the CPU: sigma^2's gradient sums over every pair."""
+    """Whether float32 is too imprecise on the CPU, as for sigma^2's gradient."""
     return needs_grad(inputs.variance) and inputs.query.device.type == "cpu"
 
 
 def _is_softmax(inputs: AttentionInputs) -> bool:
-    """Eq. 1: one key, the dot product and a scale, with masks that SDPA takes as they are."""
+    """Eq. 1: one key, the dot product, a scale, and SDPA's own masks."""
     return (
         inputs.num_mixtures == 1
         and inputs.kernel == "dot"
@@ -103,7 +103,7 @@ def _is_softmax(inputs: AttentionInputs) -> bool:
 
 
 def _has_large_mask(inputs: AttentionInputs) -> bool:
-    """Whether a float mask or a prior has finite numbers beside which scores vanish."""
+    """Whether scores vanish beside finite numbers of a mask or a prior."""
     for x in (inputs.attn_mask, inputs.log_prior):
         if x is None or not x.is_floating_point() or x.device.type != "cpu" or not is_plain(x):
             continue
@@ -134,7 +134,7 @@ def _all_components(inputs: AttentionInputs, features: ScoreFeatures) -> Tensor:
 
 
 def _biased(features: ScoreFeatures, bias: Tensor, value_width: int) -> tuple[Tensor, Tensor]:
-    """Queries [q~, 1] and keys [k~, bias], with zeros up to the width of the values."""
+    """Queries [q~, 1] and keys [k~, bias], as wide as the values."""
     rest = max(0, value_width - features.query.shape[-1] - 1)
     ones = pad(features.query.new_ones(1), (0, rest)).expand(*features.query.shape[:-1], -1)
     zeros = bias.new_zeros(1).expand(*bias.shape, rest)
@@ -152,7 +152,7 @@ def _finite_bias(bias: Tensor) -> Tensor:
 
 
 def _fits_bfloat16(inputs: AttentionInputs) -> bool:
-    """Whether bfloat16 is exact, with the inputs as features and one scale for all, and faster.
+    """Whether bfloat16 is exact, with one scale for all, and faster.
 
     On the CPU it is not faster, and not finite where scores pass 1e9.
     """
@@ -166,7 +166,7 @@ def _fits_bfloat16(inputs: AttentionInputs) -> bool:
 
 
 def _split_bias(inputs: AttentionInputs) -> Tensor:
-    """Identity 1 in bfloat16: keys unscaled, the bias of 24 bits as three columns of 8."""
+    """Identity 1 in bfloat16: the bias of 24 bits as three columns of 8."""
     assert not isinstance(inputs.variance, Tensor)
     rest = -inputs.keys.float().square().sum(-1, keepdim=True) / 2
     if inputs.log_prior is not None:
@@ -182,7 +182,7 @@ def _split_bias(inputs: AttentionInputs) -> Tensor:
 
 
 def _may_factor(features: ScoreFeatures) -> bool:
-    """Whether u.w keeps its precision; values are read only on the CPU, outside torch.compile."""
+    """Whether u.w keeps its precision: a look at CPU values."""
     assert features.query_bias is not None
     if features.query.device.type != "cpu" or not all(is_plain(x) for x in features if x is not None):
         return False
@@ -206,13 +206,13 @@ def _factored(inputs: AttentionInputs, features: ScoreFeatures) -> Tensor:
 
 
 def _has_own_causality(inputs: AttentionInputs) -> bool:
-    """Whether ``is_causal`` of SDPA itself serves a call with one key for each position."""
+    """Whether ``is_causal`` of SDPA itself serves the call."""
     is_single = inputs.num_mixtures == 1 and inputs.is_causal and not inputs.key_range.is_local
     return is_single and known(inputs.num_queries == inputs.num_keys) and inputs.attn_mask is None
 
 
 def _attend(inputs: AttentionInputs, query: Tensor, keys: Tensor, value: Tensor, scale: float = 1.0) -> Tensor:
-    """SDPA of features (B, H, L, F) over keys (B, H, M, S, F) under the inputs' masks."""
+    """SDPA of features (B, H, L, F) over keys (B, H, M, S, F)."""
     num_queries, num_keys, width = inputs.num_queries, inputs.num_keys, value.shape[-1]
     query, keys, value = _to_one_width(query, keys, value)
     alive = (
@@ -245,7 +245,7 @@ def _attend(inputs: AttentionInputs, query: Tensor, keys: Tensor, value: Tensor,
 def _masked_sdpa(
     query: Tensor, keys: Tensor, value: Tensor, mask: Tensor | None, alive: Tensor | None, **options: Any
 ) -> Tensor:
-    """SDPA over the flattened keys; a row with no key left sees all and is then zeroed."""
+    """SDPA over the flattened keys; a row with no key left is zeroed."""
     mixtures = keys.shape[2]
     filled = None  # the rows with a key left (B, H, L, 1)
     if mask is not None:
@@ -269,7 +269,7 @@ def _masked_sdpa(
 
 
 def _to_one_width(query: Tensor, keys: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Zeros appended until features and values are equally wide, off the CPU in eights."""
+    """Features and values padded to one width, off the CPU in eights."""
     width = max(query.shape[-1], value.shape[-1])
     if query.device.type != "cpu":
         width = -(-width // 8) * 8
