@@ -8,6 +8,7 @@ from pathlib import Path
 import yaml
 
 import mgk
+from mgk.training.recipe import read_recipe
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -30,6 +31,16 @@ def test_the_constraints_have_the_ends_of_what_is_promised():
     oldest = (ROOT / "constraints-oldest.txt").read_text()
     assert f"torch=={lowest.removeprefix('torch>=')}.*" in oldest
     assert "torch" in (ROOT / "constraints.txt").read_text()
+
+
+def test_committed_trials_are_recipes_of_their_models():
+    named = re.findall(r"--recipe (results/\S+)", (ROOT / "docs/models.md").read_text())
+    assert len(named) == 2
+    others = {path.parent: path for path in (ROOT / "results").rglob("trials/*/*/*.json")}
+    for path in [*(ROOT / name for name in named), *others.values()]:
+        recipe = read_recipe(path)
+        assert path.parent.name == recipe.task
+        assert path.name.startswith(f"{recipe.model.attention}-{recipe.model.num_attention_heads}h-")
 
 
 def test_workflows_call_targets_of_the_makefile():

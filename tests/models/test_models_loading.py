@@ -332,6 +332,7 @@ def test_the_card_says_what_is_known(tmp_path):
         "pipeline_tag": "text-generation",
     }
     assert "Nothing is recorded: the weights may be untrained." in card
+    assert "`AutoModelForCausalLM.from_pretrained(..., trust_remote_code=True)`" in card
     model.config.training = {"steps": 500_000, "task": "wikitext-103", "metrics": {"test perplexity": 33.2}}
     model.save_pretrained(tmp_path)
     card = (tmp_path / "README.md").read_text()

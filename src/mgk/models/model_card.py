@@ -9,7 +9,7 @@ import yaml
 
 import mgk
 from mgk._util.files import write_file
-from mgk.models.configuration import MgkConfig
+from mgk.models.configuration import AUTO_CLASSES, MgkConfig
 from mgk.variants import VARIANTS
 
 FILE_NAME = "README.md"
@@ -55,8 +55,12 @@ from mgk.models import {name}
 
 model = {name}.from_pretrained("path/to/this/folder")
 ```
-
+{auto}
 Saved by mgk {version}.
+"""
+_AUTO = """
+Where mgk is installed, `{auto}.from_pretrained(..., trust_remote_code=True)` does the
+same: `config.json` has an `auto_map`.
 """
 # The one command that makes the model again.
 _RECIPE = """
@@ -115,6 +119,7 @@ def write_card(
         recipe=_RECIPE.format(recipe=recipe) if recipe else "",
         metrics=_table(metrics) or "None are recorded.",
         fields=_table({field: getattr(config, field) for field in _FIELDS}),
+        auto="".join(_AUTO.format(auto=auto) for auto, own in AUTO_CLASSES.items() if own == name),
         version=mgk.__version__,
     )
     write_file(path, card)
