@@ -185,7 +185,8 @@ def test_language_models_are_compared_by_bits_per_byte_cache_and_what_they_write
     assert "smgk with 2 heads writes:" in result.stdout
     again = run(data, *SMALL, "--steps", "2", "--out", str(out), "--beside", str(out / "comparison.json"))
     assert again.returncode == 0, again.stderr
-    assert "The same, measured before" in again.stdout
+    assert again.stdout.count("  1 seed") == 3  # below each model
+    assert "Rows of 1 seed were measured before" in " ".join(again.stdout.split())
     wrong = run(data, *SMALL, "--steps", "2", "--out", str(out), "--beside", str(out / "comparison.html"))
     assert wrong.returncode == 2
     assert "this is not a comparison" in wrong.stderr
@@ -209,6 +210,20 @@ def test_the_plan_of_the_demo():
         comparison_plan("listops", baseline=models[0], candidates=models[1:], seeds=0)
     with pytest.raises(RecipeError, match="each once"):
         comparison_plan("listops", baseline=models[0], candidates=[models[1], models[1]])
+
+
+def test_models_are_named_with_their_options():
+    model = ModelSpec.parse("mgk:2 mixtures=4 variance=em")
+    assert model == ModelSpec("mgk", 2, mixtures=4, variance="em")
+    assert (model.name, model.title) == (
+        "mgk:2 mixtures=4 variance=em",
+        "mgk, M = 4 + M-step variance, 2 heads",
+    )
+    wide = ModelSpec.parse("softmax:2 feed_forward=448 window=8")
+    assert wide.overrides["model.intermediate_size"] == 448
+    assert ModelSpec.of_recipe(load_recipe("text", "laptop", overrides=wide.overrides)) == wide
+    with pytest.raises(ValueError, match="there is no option 'mixture'; did you mean 'mixtures'"):
+        ModelSpec.parse("mgk:2 mixture=4")
 
 
 def test_models_with_groups_are_named_and_trained_with_them():

@@ -17,7 +17,10 @@ from mgk.training.errors import RecipeError, TrainingError
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = tuple(
     ROOT / name
-    for name in ("README.md", *(f"docs/{n}.md" for n in ("reproduction", "performance", "initialisation")))
+    for name in (
+        "README.md",
+        *(f"docs/{n}.md" for n in ("reproduction", "frontier", "performance", "initialisation")),
+    )
 )
 
 

@@ -2,19 +2,40 @@
 
 import subprocess
 from dataclasses import replace
+from pathlib import Path
+from statistics import stdev
 
 import pytest
 from synthetic_results import record
 from typer.testing import CliRunner
 
-from mgk._util.files import commit_of, is_committed
+from mgk._util.files import commit_of, is_committed, read_json
+from mgk._util.json_codec import load
+from mgk.analysis import cost_model
 from mgk.cli.app import app
-from mgk.experiments.evidence.decision_rules import least_regret, regrets
-from mgk.experiments.model_spec import ModelSpec
+from mgk.data.errors import DataError
+from mgk.experiments.compare.result import Comparison
+from mgk.experiments.evidence.claims import CLAIMS
+from mgk.experiments.evidence.decision_rules import MARGINS, least_regret, regrets
+from mgk.experiments.model_spec import ModelSpec, sizes_of
+from mgk.experiments.plan import QUICK, reproduction_plan
+from mgk.experiments.render.frontier import read_frontier, write_frontier
 from mgk.experiments.render.initialisation import read_initialisation, write_initialisation
+from mgk.experiments.render.learning_rates import write_learning_rates
+from mgk.experiments.reproduce.registry import EXPERIMENTS
 from mgk.experiments.result_store import ResultStore
-from mgk.experiments.study import check_committed, read_study
+from mgk.experiments.step_times import measure_times
+from mgk.experiments.study import (
+    check_committed,
+    check_corpus,
+    find_studies,
+    read_study,
+    study_folder,
+    waiting,
+)
 from mgk.training.errors import RecipeError
+
+COMMITTED = Path(__file__).parents[2] / "results"
 
 PLAN = """
 question: which start?
@@ -165,3 +186,228 @@ def test_starts_are_compared_over_the_seeds_that_all_of_them_have(results):
             summary = replace(base.summary, metric="bits_per_byte", metrics=metrics)
             store.write(replace(base, trial=trial, recipe=trial.recipe, summary=summary))
     assert read_initialisation(results).choice()[1] == 0
+
+
+RATES = """
+question: which learning rate?
+criterion: the best on validation
+stages:
+  - {task: bytes, seeds: [100, 101], learning_rates: [0.001, 0.004], models: ["softmax:4", "softmax:4/2", "smgk:2"]}
+"""
+FRONTIER = """
+question: which attention?
+criterion: bits per byte
+rates: learning-rates/summary.json
+pairs:
+  - {candidate: "smgk:2", baseline: "softmax:4", half_width: 0.6, use: With half the cache}
+  - {candidate: "smgk:2 mixtures=4", baseline: "smgk:2"}
+stages:
+  - {title: pairs, task: bytes, seeds: [10, 11, 12, 13], max_seeds: 9, learning_rates: [chosen],
+     models: ["softmax:4", "smgk:2", "softmax:4/2"]}
+  - {title: rest, task: bytes, seeds: [10, 11], learning_rates: [chosen], models: ["smgk:2 mixtures=4"]}
+"""
+# Of the pairs: smgk is better by 2% on average, with a standard deviation that takes more seeds than 4.
+GAINS = {10: 0.015, 11: 0.025, 12: 0.018, 13: 0.022}
+
+
+def bits(trial, value):
+    """A result with these bits per byte, of validation and of test."""
+    base = record("wikitext-2", ModelSpec("mgk", 1), 0, perplexity=4.0)
+    metrics = {"validation_bits_per_byte": value, "test_bits_per_byte": value}
+    summary = replace(base.summary, metric="bits_per_byte", metrics=metrics)
+    return replace(base, trial=trial, recipe=trial.recipe, summary=summary)
+
+
+@pytest.fixture
+def frontier(tmp_path):
+    """Learning rates that are chosen, and a frontier whose pairs are measured."""
+    results = tmp_path / "results"
+    for name, text in (("learning-rates", RATES), ("frontier", FRONTIER)):
+        (results / name).mkdir(parents=True)
+        (results / name / "plan.yaml").write_text(text)
+    assert read_study(results / "frontier").trials == []
+    store = ResultStore(results / "learning-rates")
+    for trial in read_study(results / "learning-rates").trials:
+        is_better = trial.learning_rate == (0.001 if trial.model.attention == "smgk" else 0.004)
+        if trial.model.key_value_heads is None or trial.seed == 100:
+            store.write(bits(trial, (2.0 if is_better else 2.1) + 0.2 * (trial.seed - 100)))
+    write_learning_rates(results)
+    return results
+
+
+def test_a_learning_rate_is_chosen_once_its_family_is_complete(frontier):
+    summary = read_json(frontier / "learning-rates" / "summary.json")
+    assert summary["chosen"] == {"bytes": {"softmax": 0.004, "smgk": 0.001}}  # grouped softmax lacks a seed
+    study = read_study(frontier / "frontier")
+    assert list(waiting(study)) == ["pairs: no learning rate is chosen for bytes yet"]
+    assert {trial.learning_rate for trial in study.trials} == {0.001}  # of the stage without grouped softmax
+
+
+def complete(results):
+    """With the missing learning rate, and results of the first seeds of the pairs."""
+    store = ResultStore(results / "learning-rates")
+    for trial in read_study(results / "learning-rates").trials:
+        if not store.has(trial):
+            store.write(bits(trial, 2.0))
+    write_learning_rates(results)
+    study, store = read_study(results / "frontier"), ResultStore(results / "frontier")
+    for trial in study.stages[0].trials:
+        gain = GAINS[trial.seed] if trial.model.attention == "smgk" else 0.0
+        store.write(bits(trial, 2.0 * (1 + 0.1 * (trial.seed - 10)) * (1 - gain)))
+    return study, store
+
+
+def test_seeds_follow_from_the_variance_of_the_first_ones(frontier):
+    """N = (t s / d)^2 with t_0.975 of 3, at most max_seeds; grouped softmax is in no pair."""
+    study, store = complete(frontier)
+    assert list(waiting(study)) == []
+    count = (3.18245 * stdev(100 * gain for gain in GAINS.values()) / 0.6) ** 2
+    assert 5 < count < 6
+    extended = study.extended(store.found(study.trials))
+    more = [trial for trial in extended.trials if trial not in study.trials]
+    assert [(trial.model.name, trial.seed, trial.learning_rate) for trial in more] == [
+        ("softmax:4", 14, 0.004),
+        ("smgk:2", 14, 0.001),
+        ("softmax:4", 15, 0.004),
+        ("smgk:2", 15, 0.001),
+    ]
+    assert study.extended(()) == study  # not before they are measured
+    wide = replace(study, pairs=(replace(study.pairs[0], half_width=0.1),))
+    assert max(trial.seed for trial in wide.extended(store.found(study.trials)).trials) == 10 + 9 - 1
+
+
+def test_the_frontier_has_paired_gains_costs_and_advice(frontier):
+    complete(frontier)
+    found = read_frontier(frontier)
+    softmax, smgk, grouped = found.points
+    assert (softmax.gain.estimate, softmax.gain.high) == (0, 0)
+    assert smgk.gain.estimate == pytest.approx(2.0)
+    assert (smgk.seeds, grouped.seeds) == (4, 4)
+    # 3 layers, 4 bytes a number, a key and a value of width 16 in each head
+    assert softmax.costs["cache"] == 3 * 4 * 2 * 4 * 16
+    assert smgk.costs["cache"] == grouped.costs["cache"] == softmax.costs["cache"] / 2
+    assert smgk.costs["flops"] < grouped.costs["flops"] == softmax.costs["flops"]
+    assert [point.model for point in found.front("cache")] == ["smgk:2"]  # as cheap as any, and the best
+    assert found.sentences()[0] == "With half the cache: take smgk with 2 heads."
+    assert "| smgk, 2 heads | 4 |" in found.markdown()
+    assert {path.name for path in write_frontier(frontier)} == {"summary.json", "frontier.png"}
+
+
+def test_a_plan_refers_to_learning_rates_that_must_be_committed(frontier):
+    folder = frontier / "frontier"
+    git(frontier, "init", "--quiet")
+    git(frontier, "add", "*/plan.yaml")
+    git(frontier, "commit", "--quiet", "--message", "plans")
+    with pytest.raises(RecipeError, match="commit these learning rates before the trials are run"):
+        check_committed(folder, read_study(folder))
+    git(frontier, "add", "-A")
+    git(frontier, "commit", "--quiet", "--message", "rates")
+    check_committed(folder, read_study(folder))
+    (frontier / "learning-rates" / "summary.json").unlink()
+    with pytest.raises(RecipeError, match="no learning rate is chosen yet: mgk reproduce learning-rates"):
+        check_committed(folder, read_study(folder))
+
+
+@pytest.mark.usefixtures("own_data_folder")
+def test_a_study_wants_its_own_text():
+    study = read_study(COMMITTED / "demo")
+    with pytest.raises(DataError, match="bytes is not prepared"):
+        check_corpus(study)
+
+
+def test_tables_run_the_trials_that_the_plan_declares(tmp_path):
+    (tmp_path / "plan.yaml").write_text(
+        """
+question: do mixtures replace heads?
+criterion: the rules
+stages:
+  - {task: listops, preset: workstation, seeds: [0, 1, 2, 3, 4, 5], learning_rates: [0.003],
+     models: ["softmax:2", "smgk:1"]}
+"""
+    )
+    study = read_study(tmp_path, tmp_path)
+    plan = study.adopted(reproduction_plan([EXPERIMENTS["table1"]], "workstation"))
+    assert [str(trial) for trial in plan.trials[:2]] == [
+        "workstation/listops/softmax-2h-lr-0.003-seed-0",
+        "workstation/listops/softmax-2h-lr-0.003-seed-1",
+    ]
+    assert len(plan.trials) == 12
+    assert plan.sha256 == study.sha256
+    assert plan.commands[plan.trials[0]] == "mgk reproduce table1 --preset workstation"
+    laptop = reproduction_plan([EXPERIMENTS["table1"]], "laptop")
+    assert study.adopted(laptop) is laptop
+
+
+@pytest.mark.parametrize("name", [*find_studies(COMMITTED), "plan"])
+def test_committed_plans_are_consistent(name):
+    study = read_study(study_folder(COMMITTED, name), COMMITTED)
+    models = {model for stage in study.stages for model in stage.specs}
+    assert all(spec in models for pair in study.pairs for spec in pair.specs)
+    assert set(study.claims) <= {claim.id for claim in CLAIMS}
+    assert study.margins.items() <= MARGINS.items()
+    for stage in study.stages:
+        last = stage.seeds[0] + (stage.max_seeds or len(stage.seeds)) - 1
+        if name == "learning-rates":
+            assert stage.seeds[0] >= 100  # not used again
+        else:
+            assert last < 100
+        for trial in replace(stage, learning_rates=(None,), inits=(None,)).trials:
+            assert ModelSpec.of_recipe(trial.recipe) == trial.model
+            assert ModelSpec.parse(trial.model.name) == trial.model
+
+
+def test_the_committed_demo_is_that_of_compare():
+    (stage,) = read_study(COMMITTED / "demo").stages
+    assert stage.overrides == QUICK
+    assert len(stage.seeds) == 5
+
+
+def test_softmax_with_a_wider_feed_forward_part_has_the_parameters_of_the_others():
+    (stage,) = (one for one in read_study(COMMITTED / "frontier").stages if one.title == "matched parameters")
+    wider = [trial.recipe for trial in replace(stage, learning_rates=(None,), seeds=(0,)).trials]
+    others = [
+        replace(stage, learning_rates=(None,), seeds=(0,), models=(name,)).trials[0].recipe
+        for name in ("mgk:2", "softmax:4")
+    ]
+    for one, other in zip(wider, others, strict=True):
+        counts = [cost_model.model_parameters(sizes_of(recipe)).value for recipe in (one, other)]
+        assert counts[0] == pytest.approx(counts[1], rel=1e-3)
+
+
+@pytest.mark.usefixtures("own_data_folder")
+def test_times_are_of_steps_and_tokens(results):
+    (trial, *_) = read_study(results / "initialisation").trials
+    calls = []
+
+    def measure(works, *, rounds, on_run):
+        calls.extend(work() for work in works.values())
+        return {name: [0.5, 0.1, 0.2] for name in works}
+
+    found = measure_times([trial], measure, rounds=3)
+    assert len(calls) == 2
+    assert found["models"] == {trial.model.name: {"step": 200.0, "token": 200.0 / 16}}  # of a context of 32
+
+
+@pytest.mark.usefixtures("own_data_folder")
+def test_the_demo_is_recorded_over_seeds(tmp_path):
+    folder = tmp_path / "results" / "demo"
+    folder.mkdir(parents=True)
+    (folder / "plan.yaml").write_text(
+        """
+question: what does the demo show?
+criterion: none
+stages:
+  - {task: bytes, preset: smoke, seeds: [0, 1], models: ["softmax:2", "smgk:1"],
+     overrides: {training.max_steps: 2, evaluation.every: 2, model.hidden_size: 8, model.head_dim: 4}}
+"""
+    )
+    git(folder, "init", "--quiet")
+    git(folder, "add", "-A")
+    git(folder, "commit", "--quiet", "--message", "plan")
+    arguments = ["--results", str(folder.parent), "--runs", str(tmp_path / "runs"), "--jobs", "2"]
+    done = CliRunner().invoke(app, ["reproduce", "demo", *arguments])
+    assert done.exit_code == 0, done.output
+    comparison = load(Comparison, read_json(folder / "comparison.json"))
+    assert (comparison.seeds, [one.name for one in comparison.results]) == ((0, 1), ["softmax:2", "smgk:1"])
+    for result in comparison.results:
+        assert len(result.step_seconds) == len(result.tokens_per_second) == 2

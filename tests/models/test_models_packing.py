@@ -153,3 +153,14 @@ def test_misplaced_packing_raises_by_name():
         make(MgkForSequenceClassification, pooling="cls")(ids, cu_seq_lens_q=bounds)
     with pytest.raises(ValueError, match="cu_seq_lens_q has no meaning for retrieval"):
         make(MgkForDocumentRetrieval)(ids, input_ids_2=ids, cu_seq_lens_q=bounds)
+
+
+def test_an_encoder_without_neighbours_and_positions_sees_a_bag_of_tokens():
+    model = make(MgkModel, "softmax", sliding_window=0, position="none")
+    ids = torch.randint(1, 16, (2, 9))
+    order = torch.randperm(9)
+    with torch.no_grad():
+        one, other = (model(input_ids=x).last_hidden_state for x in (ids, ids[:, order]))
+    torch.testing.assert_close(other, one[:, order])
+    with pytest.raises(ValueError, match="sliding_window must be"):
+        make(attention="softmax", sliding_window=0)

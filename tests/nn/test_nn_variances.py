@@ -139,3 +139,23 @@ def test_m_steps_raise_the_likelihood_of_the_queries():
         attn.m_step()
         values.append(log_likelihood())
     assert all(later > earlier for earlier, later in itertools.pairwise(values)), values
+
+
+@pytest.mark.parametrize("variant", ["mgk", "smgk"])
+def test_unequal_variances_are_the_authors_without_a_normaliser(variant):
+    """h_i = sum_jr softmax_jr(log pi_r - |q_i - k_jr|^2 / (2 sigma_r^2)) v_j, sigma_r^2 = sqrt(D), sqrt(D) / 3."""
+    torch.manual_seed(0)
+    attn = MixtureAttention(8, 2, variant=variant, variance="unequal").double()
+    x = torch.randn(1, 5, 8, dtype=torch.float64)
+    query, keys, value = attn.project(x)  # (B, H, L, D), (B, H, M, L, D)
+    if variant == "smgk":
+        keys = keys + attn.shifts[:, :, None]
+    sigma2 = torch.tensor([2.0, 2.0 / 3], dtype=torch.float64)[:, None, None]
+    distance = (query[:, :, None, :, None] - keys[:, :, :, None]).square().sum(-1)
+    scores = attn.prior(5).unsqueeze(-2) - distance / (2 * sigma2)  # (B, H, M, L, S)
+    weights = scores.transpose(2, 3).flatten(3).softmax(-1).unflatten(3, (2, 5)).sum(3)
+    heads = (weights @ value).transpose(1, 2).flatten(2)
+    torch.testing.assert_close(attn(x), attn.o_proj(heads))
+    again = MixtureAttention(8, 2, variant=variant, variance="unequal").double()
+    again.load_state_dict(attn.state_dict())
+    torch.testing.assert_close(again(x), attn(x))

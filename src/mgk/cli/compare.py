@@ -85,7 +85,9 @@ def compare(
     overwrite: Annotated[bool, Option("--overwrite", help="Train finished runs anew.")] = False,
     beside: Annotated[
         Path | None,
-        Option(metavar="FILE", dir_okay=False, help="Another comparison.json, of more seeds, to show as well."),
+        Option(
+            metavar="FILE", dir_okay=False, help="The comparison.json of more seeds, to show below each row."
+        ),
     ] = None,
 ) -> None:
     """Train a baseline and candidates with equal budget, data and seeds; a table and a page.
@@ -116,12 +118,14 @@ def compare(
         )
         if task is None and preset != "smoke":
             _prepare_bytes()
+        before = None if beside is None else _read(beside)
         folder = out or Path(f"comparison-{name}")
         comparison, inspection = _run(plan, folder)
-        page = _write(comparison, inspection, folder)
-        _show(comparison)
-        if beside is not None:
-            _show_beside(beside)
+        if before is not None and not comparison.is_of(before):
+            typer.echo(f"{beside} is of another task, preset or number of steps, and is not shown", err=True)
+            before = None
+        page = _write(comparison, inspection, folder, before)
+        _show(comparison, before)
         typer.echo(f"The page with curves and attention maps: {page.resolve().as_uri()}")
 
 
@@ -162,43 +166,42 @@ def _run(plan: "Plan", folder: Path) -> tuple["Comparison", "Inspection"]:
     return compare_results(plan, results, inspection), inspection
 
 
-def _write(comparison: "Comparison", inspection: "Inspection", folder: Path) -> Path:
+def _write(
+    comparison: "Comparison", inspection: "Inspection", folder: Path, before: "Comparison | None"
+) -> Path:
     from mgk._util import json_codec
     from mgk._util.files import write_file
     from mgk.experiments.compare.page import comparison_page
 
     write_file(folder / "comparison.json", json_codec.compact_json(json_codec.dump(comparison)))
     page = folder / "comparison.html"
-    write_file(page, comparison_page(comparison, inspection))
+    write_file(page, comparison_page(comparison, inspection, before))
     return page
 
 
-def _show(comparison: "Comparison") -> None:
-    from mgk.experiments.compare.page import result_columns, result_rows, summary, table_caption, writings
+def _show(comparison: "Comparison", before: "Comparison | None") -> None:
+    from mgk.experiments.compare import page
 
-    named = zip(comparison.results, result_rows(comparison), strict=True)
-    rows = [[result.name, *row[1:]] for result, row in named]
-    print_table(None, result_columns(comparison), rows, caption=table_caption(comparison), whole=2)
-    for sentence in summary(comparison)[1:]:
+    names = {result.title: result.name for result in comparison.results}
+    rows, caption = page.result_rows(comparison), page.table_caption(comparison)
+    if before is not None:
+        rows, caption = page.rows_beside(comparison, before), page.caption_beside(comparison, before)
+    short_rows = [[names.get(row[0], row[0]), *row[1:]] for row in rows]
+    print_table(None, page.result_columns(comparison), short_rows, caption=caption, whole=2)
+    for sentence in page.summary(comparison)[1:]:
         typer.echo(sentence)
-    for title, sample in writings(comparison):
+    for title, sample in page.writings(comparison):
         typer.echo(f"\n{title} writes:\n{sample}\n")
 
 
-def _show_beside(path: Path) -> None:
-    """The table of another comparison."""
-    import json
-
+def _read(path: Path) -> "Comparison":
+    """The comparison of a file."""
     from mgk._util import json_codec
-    from mgk.experiments.compare.page import result_columns, result_rows, table_caption
+    from mgk._util.files import read_json
     from mgk.experiments.compare.result import Comparison
     from mgk.training.errors import RecipeError
 
     try:
-        other = json_codec.load(Comparison, json.loads(path.read_bytes()))
+        return json_codec.load(Comparison, read_json(path))
     except (OSError, ValueError) as error:
         raise RecipeError(f"{path}: this is not a comparison ({error})") from None
-    rows = [[result.name, *row[1:]] for result, row in zip(other.results, result_rows(other), strict=True)]
-    title = f"The same, measured before ({path})"
-    caption = f"{table_caption(other)} {other.machine}."
-    print_table(title, result_columns(other), rows, caption=caption, whole=2)

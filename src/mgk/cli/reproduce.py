@@ -1,7 +1,10 @@
 """``mgk reproduce``: every table and figure of the paper, measured here."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,19 +16,24 @@ from mgk.cli.options import split
 from mgk.cli.tables import print_table
 
 if TYPE_CHECKING:
+    from mgk.experiments.model_spec import ModelSpec
     from mgk.experiments.plan import Plan
     from mgk.experiments.render.tables import Table
     from mgk.experiments.reproduce.registry import Experiment
     from mgk.experiments.reproduce.runtime_estimate import Estimate
+    from mgk.experiments.study import Study
     from mgk.experiments.trials import Trial
 
 # Of tables that go into a file.
 _WIDTH = 140
+# In which each model is timed.
+_ROUNDS = 7
 
 
 def reproduce(
     name: Annotated[
-        str | None, Argument(metavar="ID", help="table1 ... table4, fig1 ... fig8, one of ours, or all.")
+        str | None,
+        Argument(metavar="ID", help="table1 ... table4, fig1 ... fig8, one of ours, a study, plan or all."),
     ] = None,
     preset: Annotated[
         str,
@@ -71,6 +79,10 @@ def reproduce(
         bool, Option("--allow-dirty", help="Measure with uncommitted changes; the results say so.")
     ] = False,
     dry_run: Annotated[bool, Option("--dry-run", help="Show the trials and the cost, and end.")] = False,
+    times: Annotated[
+        bool,
+        Option("--times", help="Of frontier: time a step and a token of each model now, and end."),
+    ] = False,
     list_: Annotated[
         bool, Option("--list", help="Show all experiments, what they cost and what exists.")
     ] = False,
@@ -87,31 +99,28 @@ def reproduce(
 
         chosen = None if tasks is None else split(tasks)
         check_choice(preset, chosen)
-        if name is not None and (results / name / "plan.yaml").is_file() and not list_:
-            from mgk.experiments.render.initialisation import write_initialisation
-            from mgk.experiments.study import check_committed, read_study
-
-            study = read_study(results / name)
-            if not dry_run:
-                check_committed(results / name)
-            plan = study.plan(overwrite=overwrite)
-            own_runs = (runs or default_runs_folder()) / name
-            if _run(plan, results / name, own_runs, jobs, dry_run, allow_dirty):
-                for path in write_initialisation(results):
-                    typer.echo(f"written: {path}")
+        if times and name != "frontier":
+            raise RecipeError("--times are those of the models of mgk reproduce frontier")
+        run_folder = runs or default_runs_folder()
+        if name in _studies(results) and not list_:
+            if times:
+                _measure_times(results)
+            else:
+                options = _Options(jobs, dry_run, allow_dirty, overwrite)
+                _run_study(name, results, run_folder, chosen, options)
             return
         if list_:
-            _list(
-                list(EXPERIMENTS.values()) if name is None else find_experiments(name),
-                preset,
-                seeds,
-                chosen,
-                results,
-            )
+            studies = _studies(results)
+            if name not in studies:
+                experiments = list(EXPERIMENTS.values()) if name is None else find_experiments(name, studies)
+                _list(experiments, preset, seeds, chosen, results)
+            for study in studies:
+                if name in (None, study):
+                    _list_study(study, results)
             return
         if name is None:
             raise RecipeError("name an experiment, such as table1, or all; mgk reproduce --list shows them")
-        experiments = find_experiments(name)
+        experiments = find_experiments(name, _studies(results))
         fitting = [item for item in experiments if item.tasks_at(preset, chosen)]
         if not fitting:
             known = (*experiments[0].tasks_at(preset), *experiments[0].more_tasks)
@@ -119,7 +128,8 @@ def reproduce(
         plan = reproduction_plan(
             fitting, preset, seeds=seeds, tasks=chosen, rank_samples=rank_samples, overwrite=overwrite
         )
-        if _run(plan, results, runs or default_runs_folder(), jobs, dry_run, allow_dirty):
+        plan = _as_declared(plan, results, dry_run)
+        if _run(plan, results, run_folder, _Options(jobs, dry_run, allow_dirty, overwrite)):
             _write(fitting, preset, results)
 
 
@@ -132,7 +142,125 @@ def _check_clean() -> None:
         raise RecipeError("the checkout has uncommitted changes: commit them, or --allow-dirty")
 
 
-def _run(plan: "Plan", folder: Path, runs: Path, jobs: int, dry_run: bool, allow_dirty: bool) -> bool:
+@dataclass(frozen=True)
+class _Options:
+    jobs: int
+    dry_run: bool
+    allow_dirty: bool
+    overwrite: bool
+
+
+def _studies(results: Path) -> list[str]:
+    """The names of the plans in a folder of results."""
+    from mgk.experiments.study import PLAN, TABLES_STUDY, find_studies
+
+    return [*find_studies(results), *([TABLES_STUDY] if (results / PLAN).is_file() else [])]
+
+
+def _run_study(name: str, results: Path, runs: Path, tasks: Sequence[str] | None, options: _Options) -> None:
+    """Run the stages of a study one after the other; the seeds of a stage may follow from its first ones."""
+    from mgk.experiments.result_store import ResultStore
+    from mgk.experiments.study import TABLES_STUDY, check_committed, check_corpus, waiting
+
+    folder, study = _study(name, results, tasks)
+    if not options.dry_run:
+        check_committed(folder, study, results)
+        check_corpus(study)
+    for reason in waiting(study):
+        typer.echo(f"waits: {reason}", err=True)
+    store = ResultStore(folder)
+    own_runs = runs if name == TABLES_STUDY else runs / name
+    for title in dict.fromkeys(stage.title for stage in study.stages):
+        while True:  # until no more seeds follow
+            whole = study.extended(store.found(study.trials))
+            stages = tuple(stage for stage in whole.stages if stage.title == title)
+            plan = replace(whole, stages=stages).plan(overwrite=options.overwrite)
+            if not options.dry_run and not plan.missing(store, own_runs):
+                break
+            if title and plan.trials:
+                typer.echo(f"{title}:", err=not options.dry_run)
+            if not _run(plan, folder, own_runs, options):
+                break
+    if not options.dry_run:
+        _write_study(name, results, own_runs)
+
+
+def _study(name: str, results: Path, tasks: Sequence[str] | None) -> tuple[Path, "Study"]:
+    """Its folder, and the study with the stages of some tasks."""
+    from mgk.experiments.study import read_study, study_folder
+    from mgk.training.errors import RecipeError
+
+    folder = study_folder(results, name)
+    study = read_study(folder, results)
+    stages = tuple(stage for stage in study.stages if tasks is None or stage.task in tasks)
+    if not stages:
+        known = ", ".join(dict.fromkeys(stage.task for stage in study.stages))
+        raise RecipeError(f"{name} has no task {', '.join(tasks or ())}: it has {known}")
+    return folder, replace(study, stages=stages)
+
+
+def _write_study(name: str, results: Path, runs: Path) -> None:
+    """Write what follows from the trials of a study."""
+    from mgk.experiments.compare.demo import write_demo
+    from mgk.experiments.render.frontier import write_frontier
+    from mgk.experiments.render.initialisation import write_initialisation
+    from mgk.experiments.render.learning_rates import write_learning_rates
+    from mgk.experiments.reproduce.registry import EXPERIMENTS
+    from mgk.experiments.study import TABLES_STUDY
+
+    if name == TABLES_STUDY:
+        for preset in dict.fromkeys(stage.preset for stage in _study(name, results, None)[1].stages):
+            _write(list(EXPERIMENTS.values()), preset, results)
+        return
+    writers: dict[str, Callable[[Path], list[Path]]] = {
+        "initialisation": write_initialisation,
+        "learning-rates": write_learning_rates,
+        "frontier": write_frontier,
+        "demo": partial(write_demo, runs=runs),
+    }
+    for path in writers[name](results) if name in writers else []:
+        typer.echo(f"written: {path}")
+
+
+def _measure_times(results: Path) -> None:
+    """Time the models of the frontier, which takes a quiet machine."""
+    from mgk._util.files import write_json
+    from mgk._util.progress import Progress
+    from mgk.bench.timing import Steps, measure
+    from mgk.experiments.render.frontier import ID, TIMES
+    from mgk.experiments.step_times import measure_times
+    from mgk.experiments.trials import Trial
+
+    _, study = _study(ID, results, None)
+    first = study.stages[0]
+    models = dict.fromkeys(model for stage in study.stages for model in stage.specs)
+    trials = [Trial(first.preset, first.task, model, 0, first.overrides) for model in models]
+    with Progress("times") as progress:
+        steps = Steps(progress, 2 * len(trials) * (_ROUNDS + 1))
+        found = measure_times(trials, measure, rounds=_ROUNDS, on_run=steps)
+    write_json(results / ID / TIMES, found)
+    typer.echo(f"written: {results / ID / TIMES}")
+    _write_study(ID, results, results)
+
+
+def _as_declared(plan: "Plan", results: Path, dry_run: bool) -> "Plan":
+    """The trials as results/plan.yaml declares them, at the presets that it is for."""
+    from mgk.experiments.result_store import ResultStore
+    from mgk.experiments.study import PLAN, TABLES_STUDY, check_committed, waiting
+
+    if not (results / PLAN).is_file():
+        return plan
+    _, study = _study(TABLES_STUDY, results, None)
+    declared = study.extended(ResultStore(results).found(study.trials)).adopted(plan)
+    if declared is not plan:
+        for reason in waiting(study):
+            typer.echo(f"waits: {reason}", err=True)
+        if not dry_run:
+            check_committed(results, study, results)
+    return declared
+
+
+def _run(plan: "Plan", folder: Path, runs: Path, options: _Options) -> bool:
     """Run what is missing, or show it only; whether it was run."""
     from mgk._util.progress import Progress
     from mgk.cli.trial_progress import TrialProgress
@@ -143,24 +271,24 @@ def _run(plan: "Plan", folder: Path, runs: Path, jobs: int, dry_run: bool, allow
 
     store = ResultStore(folder)
     missing = plan.missing(store, runs)
-    if not dry_run:
+    if not options.dry_run:
         check_data(missing)
-        if any(trial.preset != "smoke" for trial in missing) and not allow_dirty:
+        if any(trial.preset != "smoke" for trial in missing) and not options.allow_dirty:
             _check_clean()
     estimates = estimate(missing, store)
     if plan.trials:
         cost = f"; {len(missing)} to run, {in_words(estimates)}" if missing else ""
         done = len(plan.trials) - len(missing)
-        typer.echo(f"{len(plan.trials)} trials, {done} done{cost}", err=not dry_run)
-    if dry_run:
+        typer.echo(f"{len(plan.trials)} trials, {done} done{cost}", err=not options.dry_run)
+    if options.dry_run:
         _show_trials(plan, estimates)
     elif missing:
         with Progress("reproduce") as progress:
             show = TrialProgress(
                 progress, {trial: max(item.seconds, 1e-3) for trial, item in estimates.items()}
             )
-            run_plan(plan, store, runs, jobs=jobs, on_progress=show.update, on_done=show.done)
-    return not dry_run
+            run_plan(plan, store, runs, jobs=options.jobs, on_progress=show.update, on_done=show.done)
+    return not options.dry_run
 
 
 def _write(experiments: Sequence["Experiment"], preset: str, folder: Path) -> None:
@@ -231,6 +359,33 @@ def _list(
     typer.echo(
         "\nExperiments share their trials: run one with mgk reproduce ID, everything with mgk reproduce all."
     )
+
+
+def _list_study(name: str, results: Path) -> None:
+    """Its question, its stages, and the difference that each pair of models can detect."""
+    from mgk.experiments.evidence.claims import compare_pair, power
+    from mgk.experiments.evidence.effects import PresetResults
+    from mgk.experiments.result_store import ResultStore
+    from mgk.experiments.study import waiting
+
+    folder, study = _study(name, results, None)
+    store = ResultStore(folder)
+    study = study.extended(store.found(study.trials))
+    found = store.found(study.trials)
+    typer.echo(f"{name:14}{study.question}")
+    typer.echo(f"    results: {len(found)} of {len(study.trials)} trials")
+    for reason in waiting(study):
+        typer.echo(f"    waits: {reason}")
+    seeds: dict[tuple[str, ModelSpec], set[int]] = {}
+    for trial in study.trials:
+        seeds.setdefault((trial.task, trial.model), set()).add(trial.seed)
+    known = PresetResults(study.stages[0].preset, found)
+    for pair, task in product(study.pairs, dict.fromkeys(task for task, _ in seeds)):
+        common = set.intersection(*(seeds.get((task, model), set()) for model in pair.specs))
+        if common:
+            item = compare_pair(known, [task], *pair.specs, is_comparable=pair.asks == "comparable")
+            what = f"{pair.candidate} {pair.asks} vs {pair.baseline} on {task}"
+            typer.echo(f"    {what}: {power([item], len(common))}")
 
 
 def _show(table: "Table") -> None:

@@ -46,6 +46,8 @@ class TrialProgress:
 
 
 def describe(result: "TrialResult") -> str:
-    """The trial and its test metric."""
+    """The trial and its test metric, if it has one."""
+    if result.metric not in result.summary.metrics:
+        return str(result.trial)
     unit = "%" if result.summary.metric == "accuracy" else ""
     return f"{result.trial}, {result.metric.replace('_', ' ')} {result.test:.2f}{unit}"

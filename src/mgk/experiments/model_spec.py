@@ -3,6 +3,8 @@
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
+import yaml
+
 from mgk import variants
 from mgk._util.suggestions import did_you_mean
 from mgk.analysis.cost_model import Head, Sizes
@@ -21,7 +23,13 @@ _RECIPE_FIELDS = {
     "variance": "model.variance",
     "feature_map": "model.feature_map",
     "init": "model.init",
+    "head_dim": "model.head_dim",
+    "feed_forward": "model.intermediate_size",
+    "window": "model.sliding_window",
+    "position": "model.position",
 }
+# None: the recipe's.
+_OF_RECIPE = ("init", "head_dim", "feed_forward", "window", "position")
 # The additions of Table 4 as the paper has them.
 _OPTION_TITLES = {
     ("kernel", "dot"): " + dot kernel",
@@ -30,13 +38,22 @@ _OPTION_TITLES = {
     ("prior", "uniform"): " + uniform prior",
     ("variance", "learned"): " + learned variance",
     ("variance", "em"): " + M-step variance",
+    ("variance", "unequal"): " + unequal variances",
     ("feature_map", "favor"): " + Performer features",
     ("feature_map", "dpfp"): " + DPFP features",
     ("init", "paper"): " from the paper's start",
     ("init", "narrow"): " from the narrow start",
+    ("position", "none"): ", no positions",
 }
 
-_SYMBOLS = {"mixtures": "M", "init": "score std at the start"}
+_SYMBOLS = {
+    "mixtures": "M",
+    "init": "score std at the start",
+    "head_dim": "D",
+    "feed_forward": "feed-forward width",
+    "window": "window",
+    "position": "positions",
+}
 
 # Heads of the mixtures in Figures 3 and 7; their baselines have twice as many.
 HALVED = (4, 2, 1)
@@ -70,6 +87,7 @@ class ModelSpec:
         prior: "learned" (A and C), "em" (B) or "uniform".
         init: the start of queries, keys and shifts; None: the recipe's.
         kernel: "gaussian" (Eq. 9) or "dot" (Eq. 8).
+        head_dim: D; like ``feed_forward``, ``window`` and ``position`` the recipe's if None.
     """
 
     attention: str
@@ -82,13 +100,30 @@ class ModelSpec:
     feature_map: str = variants.DEFAULT_FEATURE_MAP
     init: str | float | None = None
     kernel: str = variants.DEFAULT_KERNEL
+    head_dim: int | None = None
+    feed_forward: int | None = None
+    window: int | None = None
+    position: str | None = None
 
     @classmethod
     def parse(cls, text: str) -> Self:
         """``mgk:4`` is mgk with 4 heads, ``mgk:8/4`` with 8 that read 4 of keys and values.
 
-        ``ValueError`` suggests the nearest variant otherwise.
+        Options follow: ``mgk:4 mixtures=3 variance=em``. ``ValueError`` suggests the nearest
+        variant or option otherwise.
         """
+        name, *options = text.split()
+        model = cls._parse_name(name)
+        for option in options:
+            field, _, value = option.partition("=")
+            if field not in _RECIPE_FIELDS:
+                near = did_you_mean(field, _RECIPE_FIELDS)
+                raise ValueError(f"{text!r}: there is no option {field!r}; {near}")
+            model = replace(model, **{field: yaml.safe_load(value)})
+        return model
+
+    @classmethod
+    def _parse_name(cls, text: str) -> Self:
         attention, colon, rest = text.strip().partition(":")
         heads, slash, groups = rest.partition("/")
         if attention not in VARIANTS:
@@ -106,17 +141,20 @@ class ModelSpec:
     @classmethod
     def of_recipe(cls, recipe: Recipe) -> Self:
         """The model of a recipe."""
-        given = recipe.model.given()
-        if recipe.model.init == load_recipe(recipe.task, recipe.preset).model.init:
-            given.pop("init", None)
-        chosen = {name: given.get(path.partition(".")[2]) for name, path in _RECIPE_FIELDS.items()}
+        given, own = (one.model.given() for one in (recipe, load_recipe(recipe.task, recipe.preset)))
+        fields = {name: path.partition(".")[2] for name, path in _RECIPE_FIELDS.items()}
+        chosen = {name: given.get(field) for name, field in fields.items()}
+        for name in _OF_RECIPE:
+            if chosen[name] == own.get(fields[name]):
+                chosen[name] = None
         model = cls(**{name: value for name, value in chosen.items() if value is not None})
         return model if model.is_mixture else replace(model, mixtures=variants.DEFAULT_NUM_MIXTURES)
 
     @property
     def name(self) -> str:
-        """As the command line has it: ``mgk:4``, ``mgk:8/4``."""
-        return f"{self.attention}:{self._numbers}"
+        """As the command line has it: ``mgk:4``, ``mgk:8/4``, ``mgk:4 mixtures=3``."""
+        options = (f" {name}={value}" for name, value in self._options.items() if name != "key_value_heads")
+        return f"{self.attention}:{self._numbers}{''.join(options)}"
 
     @property
     def slug(self) -> str:

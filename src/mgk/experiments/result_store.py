@@ -6,7 +6,7 @@ Each holds the SHA-256 of its content; those of format 1 have none.
 """
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -140,6 +140,11 @@ class ResultStore:
     def read(self, trial: Trial) -> TrialResult | None:
         """The result of a trial; None where there is none."""
         return _read(TrialResult, self.path(trial)) if self.has(trial) else None
+
+    def found(self, trials: Iterable[Trial]) -> tuple[TrialResult, ...]:
+        """The results of those trials that have one."""
+        results = (self.read(trial) for trial in trials)
+        return tuple(result for result in results if result is not None)
 
     def read_analysis(self, trial: Trial) -> ModelAnalysis | None:
         """The analysis of a trial's model; None where there is none."""

@@ -83,7 +83,7 @@ class MgkConfig(PreTrainedConfig):
         num_attention_heads: Hq, of queries.
         num_key_value_heads: H, of keys and values, which divides Hq; None: Hq.
         sliding_window: W: a token of a decoder sees itself and the W - 1 before it, of an
-            encoder W on either side; None: all. Not for the linear variants.
+            encoder W on either side (0: itself alone); None: all. Not for the linear variants.
         head_dim: D; None: ``hidden_size / num_attention_heads``.
         intermediate_size: Width of the feed-forward network.
         num_mixtures: M, the components of a key.
@@ -91,7 +91,7 @@ class MgkConfig(PreTrainedConfig):
         e_step: "soft" (Eq. 9), or "hard" (Eq. 12; not for linear variants).
         prior: "learned" by SGD, "em" (M-step) or "uniform".
         prior_momentum: Share of an "em" prior or variance that an M-step keeps.
-        variance: "constant" (sqrt(D)), "learned" or "em".
+        variance: "constant" (sqrt(D)), "learned", "em" or "unequal" (sqrt(D), and a third of it for r > 1).
         feature_map: Linear variants: "elu", "favor" or "dpfp".
         init: Of queries, keys and shifts: "paper", "narrow", or the standard deviation of
             the scores q.k / sqrt(D).
@@ -236,7 +236,9 @@ class MgkConfig(PreTrainedConfig):
     def check(self) -> None:
         """Raise ``ValueError`` or ``TypeError`` for a wrong value."""
         optional = ("classifier_hidden_size", "patch_size", "sliding_window")
-        given = (name for name in optional if getattr(self, name) is not None)
+        given = [name for name in optional if getattr(self, name) is not None]
+        if self.sliding_window == 0 and not self.is_decoder:
+            given.remove("sliding_window")
         for name in (*_SIZES, *given):
             validation.positive_int(name, getattr(self, name))
         for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "prior_momentum"):

@@ -41,7 +41,13 @@ VARIANT_MARK = "attention_name"  # the buffer of a model with its variant
 
 NumItems = Tensor | int | None
 _SHOWN = 3  # names in a message
-_RESETS_ITSELF = (mgk_nn.MixtureAttention, mgk_nn.LearnedPrior, mgk_nn.LearnedVariance, EMModule)
+_RESETS_ITSELF = (
+    mgk_nn.MixtureAttention,
+    mgk_nn.LearnedPrior,
+    mgk_nn.LearnedVariance,
+    mgk_nn.UnequalVariance,
+    EMModule,
+)
 
 
 class OutputOptions(PackingOptions, total=False):

@@ -7,7 +7,7 @@ from mgk.nn.feature_maps import Dpfp, Elu, Favor
 from mgk.nn.multihead import MultiheadMixtureAttention
 from mgk.nn.priors import EMPrior, LearnedPrior, UniformPrior
 from mgk.nn.rotary import rotary_tables, rotate
-from mgk.nn.variances import ConstantVariance, EMVariance, LearnedVariance
+from mgk.nn.variances import ConstantVariance, EMVariance, LearnedVariance, UnequalVariance
 
 __all__ = [
     "ConstantVariance",
@@ -24,6 +24,7 @@ __all__ = [
     "StateCache",
     "StaticKeyValueCache",
     "StaticStateCache",
+    "UnequalVariance",
     "UniformPrior",
     "m_step_after",
     "m_step_all",

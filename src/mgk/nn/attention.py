@@ -33,7 +33,13 @@ from mgk.nn.em import EMModule, is_recomputing, m_step_all
 from mgk.nn.feature_maps import make_feature_map
 from mgk.nn.priors import EMPrior, LearnedPrior, UniformPrior, make_prior
 from mgk.nn.rotary import rotate
-from mgk.nn.variances import ConstantVariance, EMVariance, LearnedVariance, make_variance
+from mgk.nn.variances import (
+    ConstantVariance,
+    EMVariance,
+    LearnedVariance,
+    UnequalVariance,
+    make_variance,
+)
 from mgk.variants import CHOICES, VARIANTS, EStep, Kernel, Variant
 
 # What people type who come from nn.MultiheadAttention.
@@ -82,7 +88,8 @@ class MixtureAttention(nn.Module):
         kernel: "gaussian" (Eq. 9) or "dot" (Eq. 8); "softmax" is always "dot".
         e_step: "soft" (Eq. 9) or "hard" (Eq. 12, without a learned prior).
         prior: "learned" by SGD, "em" (:meth:`m_step`), "uniform", or a module.
-        variance: "constant" (sqrt(D)), "learned", "em", or a module.
+        variance: "constant" (sqrt(D)), "learned", "em", "unequal" (sqrt(D) and a third
+            of it for r > 1, without normaliser), or a module.
         feature_map: Linear variants: "elu", "favor", "dpfp" or a callable.
         dropout: Of attention weights; not for the linear variants.
         bias: Whether projections have biases.
@@ -174,7 +181,7 @@ class MixtureAttention(nn.Module):
         if self.shifts is not None:  # as keys
             nn.init.normal_(self.shifts, std=1.0 if score_std is None else score_std**0.5)
         for part in (self.prior, self.variance):
-            if isinstance(part, LearnedPrior | LearnedVariance | EMModule):
+            if isinstance(part, LearnedPrior | LearnedVariance | UnequalVariance | EMModule):
                 part.reset_parameters()
 
     @validation.explain_unexpected(_ARGUMENTS_INSTEAD, _ADAPTER)

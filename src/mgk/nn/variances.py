@@ -1,4 +1,4 @@
-"""The variance sigma^2: constant, learned by SGD, or by EM (Eq. 13).
+"""The variance sigma^2: constant, learned by SGD, by EM (Eq. 13), or unequal constants.
 
 A variance takes no arguments and returns a number or a tensor (1, H, M, 1).
 """
@@ -29,6 +29,30 @@ class ConstantVariance(nn.Module):
     def extra_repr(self) -> str:
         """The value."""
         return f"{self.value:.4g}"
+
+
+class UnequalVariance(ConstantVariance):
+    """sigma_1^2 = sqrt(D), sigma_r^2 = sqrt(D) / 3 for r > 1: a setting of the authors' code.
+
+    Constants, so that Eq. 9 drops their normaliser, too.
+    """
+
+    sigma2: Tensor
+
+    def __init__(self, num_heads: int, num_mixtures: int, head_dim: int) -> None:
+        super().__init__(head_dim)
+        validation.positive_ints(num_heads=num_heads, num_mixtures=num_mixtures)
+        self.register_buffer("sigma2", torch.empty(num_heads, num_mixtures))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """sqrt(D), and a third of it."""
+        nn.init.constant_(self.sigma2, self.value / 3)
+        nn.init.constant_(self.sigma2[:, 0], self.value)
+
+    def forward(self) -> Tensor:  # type: ignore[override]
+        """sigma^2 (1, H, M, 1)."""
+        return self.sigma2[None, :, :, None]
 
 
 class LearnedVariance(nn.Module):
@@ -109,5 +133,5 @@ def make_variance(variance: str | nn.Module, num_heads: int, num_mixtures: int, 
         return variance
     if variance == "constant":
         return ConstantVariance(head_dim)
-    kind = LearnedVariance if variance == "learned" else EMVariance
-    return kind(num_heads, num_mixtures, head_dim)
+    kinds = {"learned": LearnedVariance, "em": EMVariance, "unequal": UnequalVariance}
+    return kinds[variance](num_heads, num_mixtures, head_dim)

@@ -76,7 +76,7 @@ class ModelSection(_Section):
     attention: Variant = DEFAULT_VARIANT
     num_attention_heads: Count = 4
     num_key_value_heads: Count | None = None
-    sliding_window: Count | None = None
+    sliding_window: Annotated[int, Field(ge=0)] | None = None
     head_dim: Count | None = None
     hidden_size: Count | None = None
     num_hidden_layers: Count | None = None

@@ -1,24 +1,37 @@
 """The page of a comparison: sentences, the table, differences, curves and attention maps."""
 
+from collections.abc import Callable, Sequence
 from math import isfinite
 
 from markupsafe import Markup
 
-from mgk.analysis.confidence_intervals import Interval
+from mgk.analysis.confidence_intervals import Interval, student_interval
 from mgk.experiments.compare.result import Comparison, Result
 from mgk.experiments.model_analysis import Inspection
 from mgk.experiments.render import html
 from mgk.experiments.render.charts import Lines, Maps, interval_chart, series_over_seeds
-from mgk.experiments.render.numbers import bytes_text, interval_text, percent, points, seconds_text, short, text
+from mgk.experiments.render.numbers import (
+    bytes_text,
+    interval_text,
+    percent,
+    plural,
+    points,
+    seconds_text,
+    short,
+    text,
+)
 
 # Points of a training curve that are averaged into one.
 _SMOOTHING = 5
 
 
-def comparison_page(comparison: Comparison, inspection: Inspection) -> str:
-    """The whole page."""
+def comparison_page(comparison: Comparison, inspection: Inspection, before: Comparison | None = None) -> str:
+    """The whole page; ``before`` is the same comparison of more seeds."""
     others = " and ".join(result.title for result in comparison.results[1:])
-    table = html.table(table_caption(comparison), result_columns(comparison), result_rows(comparison))
+    columns = result_columns(comparison)
+    table = html.table(table_caption(comparison), columns, result_rows(comparison))
+    if before is not None:
+        table = html.table(caption_beside(comparison, before), columns, rows_beside(comparison, before))
     return html.page(
         f"{comparison.data}: {others} vs {comparison.baseline.title}",
         [
@@ -104,6 +117,45 @@ def result_rows(comparison: Comparison) -> list[tuple[str, ...]]:
             )
         rows.append(row)
     return rows
+
+
+def rows_beside(comparison: Comparison, before: Comparison) -> list[tuple[str, ...]]:
+    """:func:`result_rows`, and below each the same of another comparison, with intervals over its seeds."""
+    known = {result.name: result for result in before.results}
+    rows = []
+    for result, row in zip(comparison.results, result_rows(comparison), strict=True):
+        rows.append(row)
+        if (other := known.get(result.name)) is not None:
+            rows.append((f"  {plural(len(before.seeds), 'seed')}", *_seed_row(before, other)))
+    return rows
+
+
+def _seed_row(comparison: Comparison, result: Result) -> tuple[str, ...]:
+    """The numbers of one model with their intervals over seeds; what does not depend on seeds has none."""
+    memory, writing = result.peak_memory_bytes, result.writing
+    row = [
+        _score(comparison, result),
+        short(result.parameters),
+        short(result.flops),
+        _over_seeds(result.step_seconds or (result.seconds_per_step,), seconds_text),
+        "not measured" if memory is None else bytes_text(memory),
+    ]
+    if writing is not None:
+        speeds = result.tokens_per_second or (writing.tokens_per_second,)
+        row += [bytes_text(writing.cache_bytes), _over_seeds(speeds, "{:,.0f}".format)]
+    return tuple(row)
+
+
+def _over_seeds(values: Sequence[float], number: Callable[[float], str]) -> str:
+    interval = student_interval(values)
+    return interval_text(interval, number) if len(values) > 1 else number(interval.estimate)
+
+
+def caption_beside(comparison: Comparison, before: Comparison) -> str:
+    """What the rows between are."""
+    seeds = f"Rows of {plural(len(before.seeds), 'seed')} were measured before, with 95% CIs over seeds"
+    other = "" if before.data_label == comparison.data_label else f" on {before.data_label}"
+    return f"{table_caption(comparison)} {seeds}{other}: {before.machine}, {before.date[:10]}."
 
 
 def table_caption(comparison: Comparison) -> str:

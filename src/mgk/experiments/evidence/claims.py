@@ -38,6 +38,7 @@ from mgk.experiments.evidence.effects import (
     is_above_chance,
     mean_of,
     paired_by_seed,
+    seeds_for,
 )
 from mgk.experiments.model_analysis import ModelAnalysis
 from mgk.experiments.model_spec import HALVED, ModelSpec, sizes_of_paper
@@ -60,7 +61,7 @@ def _names(candidate: ModelSpec, baseline: ModelSpec) -> str:
     return f"{candidate.title} vs {baseline.title}"
 
 
-def _compare(
+def compare_pair(
     results: PresetResults,
     tasks: Sequence[str],
     candidate: ModelSpec,
@@ -100,6 +101,10 @@ def _compare(
     else:
         narrower = (results.difference(task, candidate, baseline, confidence=0.9) for task in informative)
         outcome = decide_better(interval, at_90=mean_of([d for d in narrower if d is not None]), margin=margin)
+    if outcome == INCONCLUSIVE and (needed := seeds_for(interval, seeds, margin)) is not None:
+        parts.append(
+            f"about {needed} seeds would narrow it to the margin of {margin:g}{unit.partition(' of')[0]}"
+        )
     return Evidence(outcome, f"{names}: {', '.join(parts)}.", interval, unit, seeds)
 
 
@@ -113,7 +118,7 @@ def _against_baseline(
             continue
         baseline = model.baseline(2 * model.heads if half else model.heads)
         if baseline in models:
-            yield _compare(results, tasks, model, baseline, is_comparable=is_comparable)
+            yield compare_pair(results, tasks, model, baseline, is_comparable=is_comparable)
 
 
 def _setting(experiment_id: str, results: PresetResults) -> tuple[tuple[ModelSpec, ...], tuple[str, ...]]:
@@ -130,7 +135,7 @@ def _smgk_best(results: PresetResults) -> Iterator[Evidence]:
                 model.baseline(2 * model.heads),
             )
             for other in others:
-                yield _compare(results, LRA, model, other, is_comparable=False)
+                yield compare_pair(results, LRA, model, other, is_comparable=False)
 
 
 def _hard_e(results: PresetResults) -> Iterator[Evidence]:
@@ -319,9 +324,13 @@ def verdicts(results: PresetResults) -> dict[str, Verdict]:
 
 
 def power_text(claim: Claim, results: PresetResults, seeds: int) -> str:
-    """The difference that so many seeds can detect, by the variance of the results so far; of several the largest."""
+    """The difference that so many seeds can detect, by the variance of the results so far."""
+    return power(claim.verdict(results).evidence, seeds)
+
+
+def power(evidence: Sequence[Evidence], seeds: int) -> str:
+    """The difference that so many seeds can detect; of several the largest."""
     found: dict[str, float] = {}
-    evidence = claim.verdict(results).evidence
     if all(item.outcome in (CONFIRMED, CONTRADICTED) and item.interval is None for item in evidence):
         return "decided by formula"
     for item in evidence:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from math import inf, isfinite, sqrt
+from math import ceil, inf, isfinite, sqrt
 from statistics import fmean, stdev
 from typing import TypeVar
 
@@ -37,19 +37,26 @@ class PresetResults:
         """The analyses of every task and model, by seed."""
         return list(self._analyses.values())
 
+    def differences(self, task: str, candidate: ModelSpec, baseline: ModelSpec) -> list[float]:
+        """Candidate minus baseline of each common seed, above 0 where the candidate is better.
+
+        In points of accuracy, or in per cent of the baseline's perplexity or bits per byte.
+        """
+        pairs = paired_by_seed(self.trials(task, candidate), self.trials(task, baseline))
+        return [
+            100 * (1 - ours.test / theirs.test) if ours.correct is None else ours.test - theirs.test
+            for ours, theirs in pairs
+        ]
+
     def difference(
         self, task: str, candidate: ModelSpec, baseline: ModelSpec, *, confidence: float = 0.95
     ) -> Interval | None:
-        """Candidate minus baseline over common seeds, above 0 where the candidate is better.
-
-        In points of accuracy, or in per cent of the baseline's perplexity or bits per
-        byte; None where there is no such seed.
-        """
+        """The interval of :meth:`differences`; None where there is no common seed."""
         pairs = paired_by_seed(self.trials(task, candidate), self.trials(task, baseline))
         if not pairs:
             return None
         if pairs[0][0].correct is None:
-            return student_interval([100 * (1 - ours.test / theirs.test) for ours, theirs in pairs], confidence)
+            return student_interval(self.differences(task, candidate, baseline), confidence)
         ours, theirs = (tuple(trial.correct or () for trial in group) for group in zip(*pairs, strict=True))
         return _accuracy_difference(ours, theirs, confidence)
 
@@ -110,6 +117,17 @@ def detectable_difference(interval: Interval, seeds: int, planned: int | None = 
 
     error = (interval.high - interval.low) / 2 / t.ppf(0.975, seeds - 1) * sqrt(seeds / planned)
     return float((t.ppf(0.975, planned - 1) + t.ppf(0.8, planned - 1)) * error)
+
+
+def seeds_for(interval: Interval, seeds: int, half_width: float) -> int | None:
+    """N (h / half_width)^2, h the half-width over n seeds: how many would narrow the interval to that.
+
+    None where they have no variance yet.
+    """
+    measured = (interval.high - interval.low) / 2
+    if seeds < 2 or not isfinite(measured):
+        return None
+    return ceil(seeds * (measured / half_width) ** 2)
 
 
 def is_above_chance(trials: Sequence[TrialResult]) -> bool:

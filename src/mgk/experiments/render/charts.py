@@ -66,6 +66,11 @@ class Lines:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FewPoints(Lines):
+    """Curves of few points, each of which is marked."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Maps:
     """Attention maps of one model: a row per layer, a column per head."""
 

@@ -6,7 +6,7 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from mgk.analysis.attention_maps import draw_maps
-from mgk.experiments.render.charts import Lines, Maps
+from mgk.experiments.render.charts import FewPoints, Lines, Maps
 from mgk.experiments.render.figures import Figure
 
 if TYPE_CHECKING:
@@ -45,11 +45,15 @@ def draw(figure: Figure) -> bytes:
 def _draw_lines(axes: "Axes", panel: Lines) -> None:
     for number, curve in enumerate(panel.series):
         colour, dash = _COLOURS[number % len(_COLOURS)], _DASHES[number % len(_DASHES)]
-        axes.plot(
-            *zip(*curve.points, strict=True), label=curve.name, linewidth=1.4, color=colour, linestyle=dash
-        )
+        style: dict[str, Any] = {"label": curve.name, "linewidth": 1.4, "color": colour, "linestyle": dash}
+        if isinstance(panel, FewPoints):
+            style |= {"marker": "o", "markersize": 3.5}
+        axes.plot(*zip(*curve.points, strict=True), **style)
         if curve.band:
             xs, low, high = zip(*curve.band, strict=True)
+            if isinstance(panel, FewPoints):
+                axes.vlines(xs, low, high, color=colour, linewidth=0.9, alpha=0.6)
+                continue
             axes.fill_between(xs, low, high, color=colour, alpha=0.15, linewidth=0)
     axes.set_title(fill(panel.title, _TITLE_WIDTH), fontsize=9)
     axes.set_xlabel(panel.x_label, fontsize=8)

@@ -4,7 +4,7 @@ Does not import torch.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import log10
 from pathlib import Path
@@ -41,18 +41,19 @@ class Initialisation:
     results: tuple[TrialResult, ...]
 
     @cached_property
-    def grids(self) -> dict[tuple[str, float | None], dict[str, Row]]:
+    def grids(self) -> dict[tuple[str, float | str | None], dict[str, Row]]:
         """By task and learning rate: of every model the values by start and seed.
 
         Bits per byte on the validation split, or accuracy in per cent on the test split.
         """
-        found: dict[tuple[str, float | None], dict[str, Row]] = {}
+        found: dict[tuple[str, float | str | None], dict[str, Row]] = {}
         for result in self.results:
             trial, metrics = result.trial, result.summary.metrics
             bits = metrics.get("validation_bits_per_byte")
             value = result.test if bits is None else bits
             rows = found.setdefault((trial.task, trial.learning_rate), {})
-            rows.setdefault(trial.model.name, {}).setdefault(str(trial.model.init), []).append(value)
+            name, start = replace(trial.model, init=None).name, str(trial.model.init)
+            rows.setdefault(name, {}).setdefault(start, []).append(value)
         return found
 
     @cached_property
@@ -164,8 +165,7 @@ def read_initialisation(results: Path) -> Initialisation | None:
     if not (folder / PLAN).is_file():
         return None
     study, store = read_study(folder), ResultStore(folder)
-    found = (store.read(trial) for trial in study.trials)
-    return Initialisation(study, tuple(result for result in found if result is not None))
+    return Initialisation(study, store.found(study.trials))
 
 
 def write_initialisation(results: Path) -> list[Path]:

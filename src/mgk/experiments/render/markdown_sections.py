@@ -14,7 +14,9 @@ from mgk.experiments.evidence.claims import CLAIMS, verdicts
 from mgk.experiments.evidence.decision_rules import NOT_MEASURED
 from mgk.experiments.render.bench_tables import bench_parts
 from mgk.experiments.render.figure_png import draw
-from mgk.experiments.render.initialisation import read_initialisation
+from mgk.experiments.render.frontier import Frontier, read_frontier
+from mgk.experiments.render.initialisation import Initialisation, read_initialisation
+from mgk.experiments.render.learning_rates import LearningRates, read_learning_rates
 from mgk.experiments.render.numbers import text as sentence
 from mgk.experiments.render.tables import DASH, machines, markdown, markdown_table
 from mgk.experiments.reproduce.published import AVERAGE, LRA
@@ -24,6 +26,12 @@ from mgk.training.errors import RecipeError, TrainingError
 
 # Relative to the document.
 IMAGES = "images/reproduction"
+_Found = Initialisation | LearningRates | Frontier
+_STUDIES: Mapping[str, Callable[[Path], _Found | None]] = {
+    "initialisation": read_initialisation,
+    "learning-rates": read_learning_rates,
+    "frontier": read_frontier,
+}
 _PART = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end of generated: \2 -->)", re.DOTALL)
 
 
@@ -59,8 +67,9 @@ def fill_document(path: Path, outputs: Outputs, results: str) -> list[str]:
         filled = fill(text, outputs, results)
     except RecipeError as error:
         raise RecipeError(f"{path}: {error}") from None
-    study = None if outputs.folder is None else read_initialisation(outputs.folder)
-    for figure in (*outputs.figures.values(), *([study.figure()] if study and study.results else [])):
+    studies = (study for read in _STUDIES.values() if (study := _measured_study(outputs, read)))
+    figures = [study.figure() for study in studies if not isinstance(study, LearningRates)]
+    for figure in (*outputs.figures.values(), *figures):
         image = f"{IMAGES}/{figure.id}.png"
         if image in filled:
             write_file(path.parent / image, draw(figure))
@@ -75,20 +84,30 @@ def _makers(outputs: Outputs, results: str) -> Mapping[str, Callable[[], str]]:
         "measured": partial(_measured, outputs),
         "summary": partial(_summary, outputs, results),
         "headlines": partial(_headlines, outputs, results),
-        "initialisation": partial(_initialisation, outputs, results),
+        **{name: partial(_study, outputs, results, name) for name in _STUDIES},
         **bench_parts(outputs.bench, results),
         **{name: partial(_experiment, outputs, results, name) for name in EXPERIMENTS},
     }
 
 
-def _initialisation(outputs: Outputs, results: str) -> str:
-    """The study of the start: its tables, its figure and its choice."""
-    found = None if outputs.folder is None else read_initialisation(outputs.folder)
-    if found is None or not found.results:
-        return "Not measured yet: `mgk reproduce initialisation`."
-    image = f"![{' '.join(panel.description for panel in found.figure().panels)}]({IMAGES}/initialisation.png)"
-    files = f"`{results}/initialisation/summary.json`, its plan `{results}/initialisation/plan.yaml`"
-    return f"`mgk reproduce initialisation` (data: {files})\n\n{image}\n\n{found.markdown()}"
+def _study(outputs: Outputs, results: str, name: str) -> str:
+    """A study: its figure, if it has one, its tables and its choice."""
+    found = _measured_study(outputs, _STUDIES[name])
+    if found is None:
+        return f"Not measured yet: `mgk reproduce {name}` (its plan: `{results}/{name}/plan.yaml`)."
+    parts = [
+        f"`mgk reproduce {name}` (data: `{results}/{name}/summary.json`, its plan `{results}/{name}/plan.yaml`)"
+    ]
+    if not isinstance(found, LearningRates):
+        alt = " ".join(panel.description for panel in found.figure().panels)
+        parts.append(f"![{alt}]({IMAGES}/{name}.png)")
+    return "\n\n".join([*parts, found.markdown()])
+
+
+def _measured_study(outputs: Outputs, read: Callable[[Path], _Found | None]) -> _Found | None:
+    """The study in the folder of results, once it has some."""
+    found = None if outputs.folder is None else read(outputs.folder)
+    return found if found is not None and found.results else None
 
 
 def _claims(outputs: Outputs) -> str:

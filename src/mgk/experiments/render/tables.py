@@ -313,10 +313,11 @@ def _notes(experiment: Experiment, results: PresetResults, trials: Sequence[Tria
 
 
 def _has_several_recipes(trials: Sequence[TrialResult]) -> bool:
+    """Apart from model and seed; a plan chooses the learning rate of each family."""
     first, *others = (trial.recipe for trial in trials)
-    return any(
-        not path.startswith("model.") and path != "seed" for other in others for path in changes(first, other)
-    )
+    planned = {"training.learning_rate"} if all(trial.plan for trial in trials) else set()
+    found = {path for other in others for path in changes(first, other)} - {"seed", *planned}
+    return any(not path.startswith("model.") for path in found)
 
 
 def _range(bounds: tuple[Any, Any], text: Callable[[Any], str]) -> str:

@@ -68,14 +68,16 @@ class Experiment:
         """The baseline with twice the heads, or with as many where that is all there is.
 
         In our own tables the paper's setting; of feature maps, linear attention with
-        the same map.
+        the same map; of contexts, attention to everything.
         """
-        if not model.is_mixture:
+        if not model.is_mixture and (self.id != "context" or model.window is None):
             return None
         if self.is_ours:
             default = ModelSpec(model.attention, model.heads)
             if self.id == "feature-maps":
                 return replace(model, attention=model.baseline(model.heads).attention)
+            if self.id == "context":
+                return model.baseline(2)
             return default if default != model else None
         twice, equal = (model.baseline(heads) for heads in (2 * model.heads, model.heads))
         models = self.models_at(preset)
@@ -120,10 +122,10 @@ def make_trial(preset: str, task: str, model: ModelSpec, seed: int) -> Trial:
     return Trial(preset, task, model, seed, OVERRIDES.get(preset, {}).get(task, {}))
 
 
-def find_experiments(name: str) -> list[Experiment]:
-    """The experiment of a name, or all of them."""
+def find_experiments(name: str, studies: Sequence[str] = ()) -> list[Experiment]:
+    """The experiment of a name, or all of them; an error suggests studies, too."""
     if name != ALL:
-        check_name("experiment", name, [*EXPERIMENTS, ALL])
+        check_name("experiment", name, [*EXPERIMENTS, ALL, *studies])
     return list(EXPERIMENTS.values()) if name == ALL else [EXPERIMENTS[name]]
 
 

@@ -1,0 +1,42 @@
+"""The table of the demo over the seeds of its plan, ``results/demo/comparison.json``. Does not import torch."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from mgk._util.files import write_file
+from mgk._util.json_codec import compact_json, dump
+from mgk.experiments.compare.result import compare_results
+from mgk.experiments.model_analysis import Inspection, inspect_models
+from mgk.experiments.result_store import ResultStore
+from mgk.experiments.runner import run_isolated
+from mgk.experiments.study import read_study
+
+ID = "demo"
+COMPARISON = "comparison.json"
+
+
+def write_demo(results: Path, *, runs: Path) -> list[Path]:
+    """Compare the models of all seeds; each generates as in the demo. Nothing where a trial is missing."""
+    folder = results / ID
+    study, store = read_study(folder), ResultStore(folder)
+    plan = study.plan()
+    found = {result.trial: result for result in store.found(plan.trials)}
+    if len(found) < len(plan.trials):
+        return []
+    calls: dict[int, tuple[dict[str, Path]]] = {}
+    for trial in plan.trials:
+        calls.setdefault(trial.seed, ({},))[0][trial.model.name] = trial.path(runs)
+    inspections: dict[int, Inspection] = run_isolated(inspect_models, calls)
+    comparison = compare_results(plan, found, inspections[plan.trials[0].seed])
+    models = tuple(
+        replace(
+            result,
+            tokens_per_second=tuple(
+                inspection.writings[result.name].tokens_per_second for inspection in inspections.values()
+            ),
+        )
+        for result in comparison.results
+    )
+    path = folder / COMPARISON
+    write_file(path, compact_json(dump(replace(comparison, results=models))))
+    return [path]

@@ -1,0 +1,286 @@
+"""The frontier: bits per byte against what a model costs, and who should use what. Does not import torch."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from mgk._util.files import read_json, write_file
+from mgk._util.json_codec import compact_json
+from mgk.analysis import cost_model
+from mgk.analysis.confidence_intervals import Interval
+from mgk.experiments.evidence.claims import compare_pair
+from mgk.experiments.evidence.decision_rules import (
+    CONFIRMED,
+    CONTRADICTED,
+    EQUIVALENT,
+    MARGINS,
+    NOT_MEASURED,
+    Evidence,
+    Outcome,
+)
+from mgk.experiments.evidence.effects import PresetResults
+from mgk.experiments.model_spec import ModelSpec, sizes_of
+from mgk.experiments.render.charts import FewPoints, Series
+from mgk.experiments.render.figure_png import draw
+from mgk.experiments.render.figures import Figure
+from mgk.experiments.render.numbers import interval_text, json_safe, short, signed
+from mgk.experiments.render.tables import DASH, machines, markdown_table
+from mgk.experiments.result_store import ResultStore, TrialResult
+from mgk.experiments.study import PLAN, Pair, Study, read_study
+from mgk.variants import VARIANTS
+
+ID = "frontier"
+SUMMARY, TIMES = "summary.json", "times.json"
+TASK = "bytes"
+# What all others are compared to, seed by seed: seeds differ in level.
+BASELINE = ModelSpec("softmax", 4)
+
+# By the name of the cost: its heading.
+COSTS = {
+    "cache": "cache, bytes a token",
+    "flops": "attention FLOPs a token",
+    "parameters": "parameters",
+    "step": "training step, ms",
+    "token": "generated token, ms",
+}
+_ADVICE: Mapping[Outcome, str] = {
+    CONFIRMED: "take {candidate}",
+    CONTRADICTED: "take {baseline}",
+    EQUIVALENT: "either {candidate} or {baseline}, which are within {margin:g}% of each other",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """One model: its quality and its costs.
+
+    Attributes:
+        bits: per byte of the test split, the mean over its own seeds.
+        gain: over the baseline in per cent, paired by seed; above 0 is better.
+        costs: by name; times are absent where they were not measured.
+    """
+
+    model: str
+    title: str
+    seeds: int
+    bits: float
+    gain: Interval
+    costs: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Frontier:
+    """What the study has measured so far.
+
+    Attributes:
+        times: milliseconds of a training step and of a generated token by model, with
+            the machine, as ``times.json`` has them.
+    """
+
+    study: Study
+    results: tuple[TrialResult, ...]
+    times: Mapping[str, Any]
+
+    @cached_property
+    def found(self) -> PresetResults:
+        """By model and seed."""
+        return PresetResults(self.study.stages[0].preset, self.results)
+
+    @cached_property
+    def points(self) -> list[Point]:
+        """Every model that has a seed in common with the baseline, in the order of the plan."""
+        models = dict.fromkeys(result.trial.model for result in self.results)
+        points = []
+        for model in models:
+            gain = self.found.difference(TASK, model, BASELINE)
+            if gain is None:
+                continue
+            trials = self.found.trials(TASK, model)
+            points.append(
+                Point(
+                    model=model.name,
+                    title=model.title,
+                    seeds=len(trials),
+                    bits=fmean(trial.test for trial in trials),
+                    gain=gain,
+                    costs=costs(trials[0]) | self.times.get("models", {}).get(model.name, {}),
+                )
+            )
+        return points
+
+    def front(self, cost: str) -> list[Point]:
+        """The models that no other one beats in quality at the same or a lower cost, the cheapest first."""
+        found: list[Point] = []
+        rest = (point for point in self.points if cost in point.costs)
+        for point in sorted(rest, key=lambda point: (point.costs[cost], -point.gain.estimate)):
+            if not found or point.gain.estimate > found[-1].gain.estimate:
+                found.append(point)
+        return found
+
+    def evidence(self) -> list[tuple[Pair, Evidence]]:
+        """The pairs of the plan, decided by the rules."""
+        return [
+            (pair, compare_pair(self.found, [TASK], *pair.specs, is_comparable=pair.asks == "comparable"))
+            for pair in self.study.pairs
+        ]
+
+    def sentences(self) -> list[str]:
+        """Who should use what, as far as it is decided."""
+        lines = []
+        for pair, item in self.evidence():
+            if not pair.use or item.outcome == NOT_MEASURED:
+                continue
+            names = {"candidate": _phrase(pair.candidate), "baseline": _phrase(pair.baseline)}
+            advice = _ADVICE.get(item.outcome, "not decided between {candidate} and {baseline}")
+            lines.append(f"{pair.use}: {advice.format(**names, margin=MARGINS['bits_per_byte'])}.")
+        for cost, heading in COSTS.items():
+            if front := self.front(cost):
+                names_of_front = ", ".join(f"{point.model} ({short(point.costs[cost])})" for point in front)
+                lines.append(f"Pareto front of quality and {heading}, the cheapest first: {names_of_front}.")
+        return lines
+
+    def to_json(self) -> dict[str, Any]:
+        """Points, fronts and verdicts as JSON data."""
+        pairs = [{**asdict(pair), **asdict(item)} for pair, item in self.evidence()]
+        data: dict[str, Any] = json_safe(
+            {
+                "format": 1,
+                "plan": self.study.sha256,
+                "trials": {"done": len(self.results), "all": len(self.study.trials)},
+                "baseline": BASELINE.name,
+                "points": [asdict(point) for point in self.points],
+                "fronts": {cost: [point.model for point in self.front(cost)] for cost in COSTS},
+                "pairs": pairs,
+                "sentences": self.sentences(),
+                "times": {name: value for name, value in self.times.items() if name != "models"},
+            }
+        )
+        return data
+
+    def markdown(self) -> str:
+        """Who should use what, the pairs, the table of all models, and where it was measured."""
+        fronts = {cost: {point.model for point in self.front(cost)} for cost in COSTS}
+        rows = []
+        for point in self.points:
+            cells = [
+                f"**{short(point.costs[cost])}**" if point.model in fronts[cost] else short(point.costs[cost])
+                for cost in COSTS
+                if cost in point.costs
+            ]
+            cells += [DASH] * (len(COSTS) - len(cells))
+            gain = DASH if point.model == BASELINE.name else interval_text(point.gain, signed)
+            rows.append([point.title, str(point.seeds), f"{point.bits:.3f}", gain, *cells])
+        columns = ["model", "seeds", "bits per byte", f"gain over {BASELINE.title}, %", *COSTS.values()]
+        label = self.results[0].data.label
+        caption = (
+            f"{label}: test bits per byte, mean over seeds; the gain is paired by seed, with the 95% CI over seeds,"
+            " above 0 where the model is better. A cost in bold: no other model is as good at this cost or less."
+        )
+        progress = f"{len(self.results)} of {len(self.study.trials)} trials are done."
+        times = "Times are not measured yet: `mgk reproduce frontier --times`."
+        if self.times:
+            times = "Times: {machine}, one thread, median of {rounds} rounds.".format_map(self.times)
+        return "\n\n".join(
+            [
+                " ".join([progress, *self.sentences()]),
+                "\n".join(f"- {item.sentence} **{item.outcome}**." for _, item in self.evidence()),
+                caption,
+                markdown_table(columns, rows),
+                times,
+                *(f"- {line}" for line in machines(self.results)),
+            ]
+        )
+
+    def figure(self) -> Figure:
+        """The gain over each cost: the softmax family on the left, the linear one on the right."""
+        panels = []
+        for cost, heading in COSTS.items():
+            for family in ("softmax", "linear"):
+                panels.append(
+                    FewPoints(
+                        title=f"{family} and its mixtures",
+                        x_label=heading,
+                        y_label=f"gain over {BASELINE.title}, %",
+                        series=tuple(self._series(cost, family)),
+                    )
+                )
+        return Figure(
+            id=ID,
+            title="The frontier of quality and cost",
+            preset=self.found.preset,
+            caption="The gain in bits per byte over softmax with 4 heads, by cost; bars are 95% CIs over seeds.",
+            panels=tuple(panel for panel in panels if panel.series),
+            command=f"mgk reproduce {ID}",
+        )
+
+    def _series(self, cost: str, family: str) -> Iterable[Series]:
+        """By variant over the heads, the other options at their defaults; then the Pareto front."""
+        curves: dict[str, list[Point]] = {}
+        for point in self.points:
+            model = ModelSpec.parse(point.model)
+            is_plain = " " not in point.model
+            if cost in point.costs and is_plain and VARIANTS[model.attention].family == family:
+                grouped = "" if model.key_value_heads is None else "grouped "
+                curves.setdefault(grouped + model.attention, []).append(point)
+        front = [point for point in self.front(cost) if _family(point) == family]
+        for name, points in [*curves.items(), ("Pareto front", front)]:
+            if points:
+                points = sorted(points, key=lambda point: point.costs[cost])
+                band = _band(points, cost) if name in curves else ()
+                yield Series(name, [(point.costs[cost], point.gain.estimate) for point in points], band)
+
+
+def costs(result: TrialResult) -> dict[str, float]:
+    """Cache and attention FLOPs a token by formula, at the recipe's length; parameters as counted."""
+    sizes = sizes_of(result.recipe)
+
+    def per_token(count: Callable[[cost_model.Sizes], Any], layers: int) -> float:
+        return float(count(sizes).value * layers / sizes.length)
+
+    return {
+        "cache": per_token(cost_model.cache_bytes, 1),
+        "flops": per_token(cost_model.attention_flops, sizes.layers),
+        "parameters": float(result.summary.parameters),
+    }
+
+
+def read_frontier(results: Path) -> Frontier | None:
+    """The study in a folder of results; None where there is none."""
+    folder = results / ID
+    if not (folder / PLAN).is_file():
+        return None
+    store, study = ResultStore(folder), read_study(folder)
+    study = study.extended(store.found(study.trials))
+    times = folder / TIMES
+    return Frontier(study, store.found(study.trials), read_json(times) if times.is_file() else {})
+
+
+def write_frontier(results: Path) -> list[Path]:
+    """Write the summary and the figure beside the plan; the paths."""
+    found = read_frontier(results)
+    if found is None or not found.points:
+        return []
+    paths = [results / ID / SUMMARY, results / ID / f"{ID}.png"]
+    write_file(paths[0], compact_json(found.to_json()))
+    write_file(paths[1], draw(found.figure()))
+    return paths
+
+
+def _phrase(model: str) -> str:
+    return ModelSpec.parse(model).phrase
+
+
+def _family(point: Point) -> str:
+    return VARIANTS[ModelSpec.parse(point.model).attention].family
+
+
+def _band(points: Sequence[Point], cost: str) -> list[tuple[float, float, float]]:
+    """Of the points that have a finite interval."""
+    return [
+        (point.costs[cost], point.gain.low, point.gain.high)
+        for point in points
+        if abs(point.gain.low) < float("inf")
+    ]
