@@ -18,7 +18,7 @@ from mgk.experiments.compare.result import Comparison
 from mgk.experiments.evidence.claims import CLAIMS
 from mgk.experiments.evidence.decision_rules import MARGINS, least_regret, regrets
 from mgk.experiments.model_spec import ModelSpec, sizes_of
-from mgk.experiments.plan import QUICK, reproduction_plan
+from mgk.experiments.plan import QUICK, find_studies, reproduction_plan
 from mgk.experiments.render.frontier import read_frontier, write_frontier
 from mgk.experiments.render.initialisation import read_initialisation, write_initialisation
 from mgk.experiments.render.learning_rates import write_learning_rates
@@ -28,7 +28,6 @@ from mgk.experiments.step_times import measure_times
 from mgk.experiments.study import (
     check_committed,
     check_corpus,
-    find_studies,
     read_study,
     study_folder,
     waiting,
@@ -338,7 +337,7 @@ stages:
     assert study.adopted(laptop) is laptop
 
 
-@pytest.mark.parametrize("name", [*find_studies(COMMITTED), "plan"])
+@pytest.mark.parametrize("name", find_studies(COMMITTED))
 def test_committed_plans_are_consistent(name):
     study = read_study(study_folder(COMMITTED, name), COMMITTED)
     models = {model for stage in study.stages for model in stage.specs}

@@ -92,7 +92,7 @@ def reproduce(
     A trial is one model on one task with one seed; experiments share their trials.
     """
     with cli_errors():
-        from mgk.experiments.plan import reproduction_plan
+        from mgk.experiments.plan import find_studies, reproduction_plan
         from mgk.experiments.reproduce.registry import EXPERIMENTS, check_choice, find_experiments
         from mgk.experiments.runner import default_runs_folder
         from mgk.training.errors import RecipeError
@@ -102,7 +102,7 @@ def reproduce(
         if times and name != "frontier":
             raise RecipeError("--times are those of the models of mgk reproduce frontier")
         run_folder = runs or default_runs_folder()
-        if name in _studies(results) and not list_:
+        if name in find_studies(results) and not list_:
             if times:
                 _measure_times(results)
             else:
@@ -110,7 +110,7 @@ def reproduce(
                 _run_study(name, results, run_folder, chosen, options)
             return
         if list_:
-            studies = _studies(results)
+            studies = find_studies(results)
             if name not in studies:
                 experiments = list(EXPERIMENTS.values()) if name is None else find_experiments(name, studies)
                 _list(experiments, preset, seeds, chosen, results)
@@ -120,7 +120,7 @@ def reproduce(
             return
         if name is None:
             raise RecipeError("name an experiment, such as table1, or all; mgk reproduce --list shows them")
-        experiments = find_experiments(name, _studies(results))
+        experiments = find_experiments(name, find_studies(results))
         fitting = [item for item in experiments if item.tasks_at(preset, chosen)]
         if not fitting:
             known = (*experiments[0].tasks_at(preset), *experiments[0].more_tasks)
@@ -150,17 +150,11 @@ class _Options:
     overwrite: bool
 
 
-def _studies(results: Path) -> list[str]:
-    """The names of the plans in a folder of results."""
-    from mgk.experiments.study import PLAN, TABLES_STUDY, find_studies
-
-    return [*find_studies(results), *([TABLES_STUDY] if (results / PLAN).is_file() else [])]
-
-
 def _run_study(name: str, results: Path, runs: Path, tasks: Sequence[str] | None, options: _Options) -> None:
     """Run the stages of a study one after the other; the seeds of a stage may follow from its first ones."""
+    from mgk.experiments.plan import TABLES_STUDY
     from mgk.experiments.result_store import ResultStore
-    from mgk.experiments.study import TABLES_STUDY, check_committed, check_corpus, waiting
+    from mgk.experiments.study import check_committed, check_corpus, waiting
 
     folder, study = _study(name, results, tasks)
     if not options.dry_run:
@@ -202,11 +196,11 @@ def _study(name: str, results: Path, tasks: Sequence[str] | None) -> tuple[Path,
 def _write_study(name: str, results: Path, runs: Path) -> None:
     """Write what follows from the trials of a study."""
     from mgk.experiments.compare.demo import write_demo
+    from mgk.experiments.plan import TABLES_STUDY
     from mgk.experiments.render.frontier import write_frontier
     from mgk.experiments.render.initialisation import write_initialisation
     from mgk.experiments.render.learning_rates import write_learning_rates
     from mgk.experiments.reproduce.registry import EXPERIMENTS
-    from mgk.experiments.study import TABLES_STUDY
 
     if name == TABLES_STUDY:
         for preset in dict.fromkeys(stage.preset for stage in _study(name, results, None)[1].stages):
@@ -245,11 +239,13 @@ def _measure_times(results: Path) -> None:
 
 def _as_declared(plan: "Plan", results: Path, dry_run: bool) -> "Plan":
     """The trials as results/plan.yaml declares them, at the presets that it is for."""
+    from mgk.experiments.plan import PLAN, TABLES_STUDY
     from mgk.experiments.result_store import ResultStore
-    from mgk.experiments.study import PLAN, TABLES_STUDY, check_committed, waiting
 
     if not (results / PLAN).is_file():
         return plan
+    from mgk.experiments.study import check_committed, waiting
+
     _, study = _study(TABLES_STUDY, results, None)
     declared = study.extended(ResultStore(results).found(study.trials)).adopted(plan)
     if declared is not plan:

@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 # Attention matrices of each layer whose ranks are taken.
 RANK_SAMPLES = {"paper": 1000, "workstation": 1000, "laptop": 1000, "smoke": 8}
 
+# The file that declares the trials of the folder of results that it is in (mgk.experiments.study).
+PLAN = "plan.yaml"
+# The study of the paper's tables, whose folder is that of all results.
+TABLES_STUDY = "plan"
+
 # Bytes at a scale that learns in about a minute on one core.
 QUICK: Mapping[str, Any] = OVERRIDES["quick"]["bytes"]
 
@@ -80,6 +85,12 @@ class Plan:
                 f"{path}: this was trained with {name} = {then!r}, not {now!r}: choose another folder, or"
                 " --overwrite it"
             )
+
+
+def find_studies(results: Path) -> list[str]:
+    """The names of the studies in a folder of results."""
+    names = sorted(path.parent.name for path in results.glob(f"*/{PLAN}"))
+    return [*names, *([TABLES_STUDY] if (results / PLAN).is_file() else [])]
 
 
 def comparison_plan(

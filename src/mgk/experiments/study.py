@@ -20,14 +20,11 @@ from mgk._util.files import is_committed, read_json
 from mgk.data.errors import DataError
 from mgk.experiments.evidence.effects import PresetResults
 from mgk.experiments.model_spec import ModelSpec
-from mgk.experiments.plan import Plan
+from mgk.experiments.plan import PLAN, TABLES_STUDY, Plan
 from mgk.experiments.result_store import TrialResult
 from mgk.experiments.trials import Trial
 from mgk.training.errors import RecipeError
 
-PLAN = "plan.yaml"
-# The study of the paper's tables, whose folder is that of all results.
-TABLES_STUDY = "plan"
 CHOSEN: Literal["chosen"] = "chosen"
 
 
@@ -208,11 +205,6 @@ def family(model: ModelSpec) -> str:
     """Of models that share a learning rate: the variant; grouped softmax is a family of its own."""
     is_grouped = model.attention == "softmax" and model.key_value_heads is not None
     return "grouped" if is_grouped else model.attention
-
-
-def find_studies(results: Path) -> list[str]:
-    """The names of the studies in a folder of results."""
-    return sorted(path.parent.name for path in results.glob(f"*/{PLAN}"))
 
 
 def study_folder(results: Path, name: str) -> Path:

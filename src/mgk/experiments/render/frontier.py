@@ -23,13 +23,14 @@ from mgk.experiments.evidence.decision_rules import (
 )
 from mgk.experiments.evidence.effects import PresetResults
 from mgk.experiments.model_spec import ModelSpec, sizes_of
+from mgk.experiments.plan import PLAN
 from mgk.experiments.render.charts import FewPoints, Series
 from mgk.experiments.render.figure_png import draw
 from mgk.experiments.render.figures import Figure
 from mgk.experiments.render.numbers import interval_text, json_safe, short, signed
 from mgk.experiments.render.tables import DASH, machines, markdown_table
 from mgk.experiments.result_store import ResultStore, TrialResult
-from mgk.experiments.study import PLAN, Pair, Study, read_study
+from mgk.experiments.study import Pair, Study, read_study
 from mgk.variants import VARIANTS
 
 ID = "frontier"

@@ -15,12 +15,13 @@ from mgk._util.files import write_file
 from mgk._util.json_codec import compact_json
 from mgk.analysis.initial_scores import score_std
 from mgk.experiments.evidence.decision_rules import least_regret, regrets
+from mgk.experiments.plan import PLAN
 from mgk.experiments.render.charts import Lines, Series
 from mgk.experiments.render.figure_png import draw
 from mgk.experiments.render.figures import Figure
 from mgk.experiments.render.tables import DASH, machines, markdown_table
 from mgk.experiments.result_store import ResultStore, TrialResult
-from mgk.experiments.study import PLAN, Study, read_study
+from mgk.experiments.study import Study, read_study
 from mgk.training.recipe import ModelSection
 from mgk.variants import VARIANTS
 

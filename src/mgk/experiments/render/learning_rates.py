@@ -8,9 +8,10 @@ from typing import Any
 
 from mgk._util.files import write_file
 from mgk._util.json_codec import compact_json
+from mgk.experiments.plan import PLAN
 from mgk.experiments.render.tables import DASH, machines, markdown_table
 from mgk.experiments.result_store import ResultStore, TrialResult
-from mgk.experiments.study import PLAN, Study, family, read_study
+from mgk.experiments.study import Study, family, read_study
 
 ID = "learning-rates"
 SUMMARY = "summary.json"
