@@ -13,12 +13,7 @@ def lazy_exports(
 ) -> tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]:
     """``__all__``, ``__getattr__`` and ``__dir__`` of a package.
 
-    The public names are those that the package imports ``if TYPE_CHECKING``.
-
-    Args:
-        package: its ``__name__``.
-        file: its ``__file__``.
-        submodules: public modules below the package.
+    The public names are its submodules and what it imports ``if TYPE_CHECKING``.
     """
     blocks = (node for node in ast.parse(Path(file).read_bytes()).body if isinstance(node, ast.If))
     imports = (node for block in blocks for node in block.body if isinstance(node, ast.ImportFrom))

@@ -56,14 +56,9 @@ class Progress:
         label: str | None = None,
         now: bool = False,
     ) -> None:
-        """``done`` of ``total`` are done.
+        """``done`` of ``total`` are done, or what ``details`` say.
 
-        Args:
-            done: steps, or any other measure of work.
-            total: of the whole job.
-            details: shown in place of ``done`` and ``total``.
-            label: shown from now on in place of the job's.
-            now: print the line at once where there is no terminal.
+        ``label`` replaces the job's; ``now`` prints a line at once without a terminal.
         """
         self.label = label or self.label
         if self._begin is None:  # more than one step: a resumed job

@@ -71,12 +71,8 @@ def rank_distributions(
     """The ranks of attention matrices of random examples (Fig. 2 right, Fig. 6).
 
     Args:
-        model: One of :mod:`mgk.models`.
-        data: From :func:`mgk.data.load`.
         count: Matrices per layer, at most; an example has one per head.
         threshold: The smallest singular value that counts.
-        seed: Of the draw.
-        on_step: Called with the examples done and their total.
     """
     if count < 1:
         raise ValueError(f"count must be at least 1, got {count}")

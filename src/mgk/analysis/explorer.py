@@ -86,15 +86,7 @@ class ModelInput:
 
 @dataclass(frozen=True)
 class Exploration:
-    """A model and what it does with one example.
-
-    Attributes:
-        name: of the model, short.
-        about: its kind and size, in one line.
-        example: the example.
-        layers: the attention of each.
-        prediction: None where the model makes none.
-    """
+    """A model, its kind and size, and what it does with one example."""
 
     name: str
     about: str
@@ -104,13 +96,7 @@ class Exploration:
 
 
 def explore(model: Any, example: ModelInput, *, name: str) -> Exploration:
-    """Run a model on one example.
-
-    Args:
-        model: of :mod:`mgk.models`, or "eager" of Hugging Face.
-        example: what it reads.
-        name: of the model.
-    """
+    """Run a model of :mod:`mgk.models`, or "eager" of Hugging Face, on an example."""
     is_encoder_decoder = bool(getattr(model.config, "is_encoder_decoder", False))
     called = model.get_encoder() if is_encoder_decoder else model
     with inference(called) as batch, recorded_calls(called) as calls:

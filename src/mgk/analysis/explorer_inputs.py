@@ -57,11 +57,7 @@ def choose_content(
 ) -> Content:
     """The user's text, else a test example of the run, else ours.
 
-    Args:
-        source: of the first model.
-        texts: of the user: one, two for a model of pairs, or none.
-        example: from 1; None: the one nearest to ``max_tokens`` long.
-        max_tokens: that a page shows.
+    Without ``example``, from 1, the one nearest to ``max_tokens`` long.
     """
     if texts or source.run is None:
         if example is not None:

@@ -9,17 +9,11 @@ from mgk.training.run_dir import MODEL, RECIPE, check_files, finished_recipe
 
 @dataclass(frozen=True)
 class ModelSource:
-    """A saved model.
+    """A saved model."""
 
-    Attributes:
-        path: as the user gave it.
-        folder: the saved model.
-        run: the folder of the run; None for a saved model alone.
-    """
-
-    path: Path
+    path: Path  # as the user gave it
     folder: Path
-    run: Path | None
+    run: Path | None  # None for a saved model alone
 
     @property
     def name(self) -> str:

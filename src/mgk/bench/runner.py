@@ -68,11 +68,7 @@ class Report:
 
 
 def run(name: str, settings: Settings, on_step: OnStep = lambda done, total: None) -> Report:
-    """Run the benchmark; ``on_step`` gets the number of finished runs and of all.
-
-    Raises:
-        BenchError: without the device, enough memory or anything to measure.
-    """
+    """Run the benchmark; ``BenchError`` without the device or enough memory."""
     module, _, function = BENCHMARKS[name].entry.partition(":")
     measure = getattr(import_module(f"mgk.bench.{module}"), function)
     device = _usable_device(getattr(settings, "device", "cpu"))

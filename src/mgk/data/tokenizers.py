@@ -82,10 +82,7 @@ def tokenizer_for(
 ) -> PreTrainedTokenizerFast | None:
     """The tokenizer of a prepared task; None for images.
 
-    Args:
-        task: Its name.
-        folder: Of all data sets; None: the default.
-        model_max_length: Where ``truncation=True`` cuts; None: the paper's.
+    ``model_max_length`` is by default the paper's.
     """
     kind = find_task(task)
     if kind.kind == "image":

@@ -110,19 +110,13 @@ class MgkForCausalLM(MgkPreTrainedModel, GenerationMixin):
         """Logits (B, L, vocab_size), and the loss where there are targets.
 
         Args:
-            input_ids: int64 (B, L).
-            attention_mask: (B, past + L), 1 for real tokens.
-            position_ids: (B, L); see :meth:`MgkModel.forward`. Where they restart, another packed
-                sequence begins; its first token is no target where ``labels`` say -100.
-            past_key_values: From an earlier call.
-            inputs_embeds: (B, L, hidden_size), in place of ``input_ids``.
-            labels: (B, L), the tokens themselves; -100 is ignored.
-            use_cache: Whether to return ``past_key_values``.
+            labels: (B, L), the tokens themselves; -100 is ignored, as for the first
+                token of a packed sequence.
             logits_to_keep: So many last positions, or positions; 0: all.
             return_logits: None: unless an adaptive softmax has targets.
             **options: ``shift_labels`` (B, L), the token after each, in place of
-                ``labels``; ``num_items_in_batch``; ``output_attentions``;
-                ``output_hidden_states``; ``seq_idx``, ``cu_seq_lens_q`` and its kin.
+                ``labels``; ``num_items_in_batch``; and those of :meth:`MgkModel.forward`,
+                which has the other arguments too.
         """
         targets = options.pop("shift_labels", None)
         num_items = options.pop("num_items_in_batch", None)

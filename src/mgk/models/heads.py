@@ -312,8 +312,7 @@ class MgkForQuestionAnswering(_TokenHead):
     ) -> QuestionAnsweringModelOutput:
         """Logits of start and end, (B, L) each, and the mean of both losses.
 
-        ``start_positions`` and ``end_positions`` (B,) beyond the input, as truncation
-        leaves them, are ignored. The rest is as in :meth:`MgkForSequenceClassification.forward`.
+        ``start_positions`` and ``end_positions`` (B,) beyond the input are ignored.
         """
         given = {"position_ids": position_ids, "inputs_embeds": inputs_embeds, **options}
         logits, encoded = self._encode(input_ids, attention_mask, **given)

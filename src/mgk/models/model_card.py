@@ -84,8 +84,6 @@ def write_card(
     """Write ``README.md`` beside a model; None if one was edited by hand.
 
     Args:
-        folder: Of ``config.json`` and the weights.
-        config: The model's.
         training: "task", "data", "steps", "seed", "metrics" (a mapping), "recipe"
             (the text of a file) and other facts; None: ``config.training``.
         tags: More tags, such as those of ``model.add_model_tags``.

@@ -366,19 +366,15 @@ class MgkModel(MgkPreTrainedModel):
             attention_mask: (B, past + L), 1 or True for real tokens.
             inputs_embeds: (B, L, hidden_size), in place of ``input_ids``.
             pixel_values: (B, C, H, W), of a model with ``config.patch_size``.
-            position_ids: (B, L) or (1, L); None: real tokens from 0 on. Where they fall or stay,
-                another packed sequence begins (without ``attention_mask`` and cache).
+            position_ids: (B, L) or (1, L); None: real tokens from 0 on. Where they fall or
+                stay, without mask and cache, another packed sequence begins.
             past_key_values: Of a decoder: from an earlier call.
             use_cache: None: ``config.use_cache``, False in training.
             output_attentions: Return weights (B, H, L, S) of every layer.
             output_hidden_states: Return embeddings and the output of every layer.
-            seq_idx: int (B, past + L), of packed sequences: a token sees its own, a run of equal
-                numbers, whose positions start at 0.
-            cu_seq_lens_q: int (sequences + 1,), in its place for one row: where each sequence
-                begins, and the row's end.
-            cu_seq_lens_k: Accepted beside it and not needed, like the next two.
-            max_length_q: Of the longest sequence.
-            max_length_k: Of the longest sequence.
+            seq_idx: int (B, past + L), of packed sequences, runs of equal numbers.
+            cu_seq_lens_q: int (sequences + 1,), in its place for one row: where each
+                begins, and the row's end. The next three are not needed.
             **unused: What ``generate`` passes on; other names raise.
         """
         config = self.config

@@ -257,9 +257,6 @@ class StaticKeyValueCache(StaticCache, KeyValueCache):
     """Keys and values in ``max_length`` places, for compiled decoding.
 
     ``key_mask``, ``attn_mask`` and weights have ``max_length`` columns.
-
-    Args:
-        max_length: The most tokens.
     """
 
     def append(self, keys: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
@@ -279,13 +276,7 @@ class StaticKeyValueCache(StaticCache, KeyValueCache):
 
 
 class StaticStateCache(StaticCache, StateCache):
-    """The state of linear attention, for compiled decoding.
-
-    ``key_mask`` has ``max_length`` columns.
-
-    Args:
-        max_length: The most tokens.
-    """
+    """The state of linear attention; ``key_mask`` has ``max_length`` columns."""
 
     def append(self, state: LinearState, added: int) -> None:
         """Take the state after ``added`` more tokens."""

@@ -43,17 +43,7 @@ class MultiheadMixtureAttention(nn.Module):
     New code is better served by :class:`MixtureAttention`, which is its ``attention``.
 
     Args:
-        embed_dim: Width of input and output.
-        num_heads: H.
         dropout: Of attention weights; not for the linear variants.
-        bias: Whether projections have biases.
-        add_bias_kv: Append a learned key and value to the sequence.
-        add_zero_attn: Append a key and a value of zeros.
-        kdim: Width of ``key``; None: ``embed_dim``.
-        vdim: Width of ``value``; None: ``embed_dim``.
-        batch_first: Whether tensors are (B, L, embed_dim), not (L, B, embed_dim).
-        device: Of the parameters.
-        dtype: Of the parameters.
         options: Of :class:`MixtureAttention`: those of :class:`MixtureOptions`.
     """
 

@@ -41,8 +41,6 @@ class EMPrior(EMModule):
     """pi_jr = N_jr / N_j, N_jr = sum_i gamma_ijr (below Eq. 11).
 
     Args:
-        num_heads: H.
-        num_mixtures: M.
         momentum: Share of the old prior that an M-step keeps.
         max_positions: Positions with a prior each; None: one for all.
     """

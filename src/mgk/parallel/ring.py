@@ -34,28 +34,23 @@ def ring_attention(
     key_mask: Tensor | None = None,
     group: ProcessGroup | None = None,
 ) -> Tensor:
-    r"""h_i = sum_j A_ij v_j (Eq. 9 and 10) over the keys of all ranks, for the queries of this one.
+    r"""h_i = sum_j A_ij v_j (Eq. 9, 10) over the keys of all ranks.
 
     Every rank calls it with equal sizes. The result and, in the sum over ranks, every
     gradient are those of one process with the whole sequence. There are no windows,
     segments, masks of pairs and dropout.
 
     Args:
-        query: (B, Hq, L, D), this rank's part, Hq a multiple of H.
-        keys: (B, H, M, S, D), this rank's part; with ``shifts`` (B, H, S, D).
-        value: (B, H, S, E), this rank's part.
-        log_prior: log pi, 4-D, broadcastable to (B, H, M, S), or with ``shifts`` (H, M).
+        query: (B, Hq, L, D), this rank's part, as all tensors of positions.
+        keys: (B, H, M, S, D); with ``shifts`` (B, H, S, D).
         shifts: b_r (H, M, D), the same on every rank: k_jr = k_j + b_r.
-        variance: sigma^2, a number, 4-D as ``log_prior``, or with ``shifts`` (H, M). None: sqrt(D).
-        kernel: "gaussian" (Eq. 9) or "dot" (Eq. 8).
-        e_step: "soft" or "hard" (Eq. 12).
         is_causal: of the whole sequence; the parts, of even length L = S, are those of
             :func:`shard_sequence` with ``zigzag=True``.
-        key_mask: bool (B, S), this rank's part, True takes part.
+        key_mask: bool (B, S), True takes part.
         group: of the ranks; None: all processes.
 
     Returns:
-        (B, Hq, L, E), this rank's part.
+        (B, Hq, L, E); other arguments: :func:`mgk.mixture_attention`.
     """
     key = keys.unsqueeze(2) if shifts is not None and isinstance(keys, Tensor) and keys.ndim == 4 else keys
     options: dict[str, Any] = {"kernel": kernel, "e_step": e_step, "shifts": shifts, "is_causal": is_causal}

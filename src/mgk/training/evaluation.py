@@ -117,11 +117,8 @@ def evaluate(
     Options that are None are the recipe's.
 
     Args:
-        split: "train", "validation" or "test".
-        batch_size: examples at a time; results do not depend on it.
         window: of the sliding window, in tokens.
-        stride: tokens between two windows; 1 is the paper's. None, in the recipe too: no
-            sliding window.
+        stride: tokens between two windows; 1 is the paper's.
         max_tokens: how much of the text it slides over; 0 for all.
     """
     recipe = finished_recipe(run)
@@ -246,10 +243,6 @@ def perplexity(
     Args:
         token_losses: -log p of every target (B, W), from inputs and targets (B, W).
         stride: tokens between two windows; see :func:`mgk.data.sliding_window_loss`.
-        batch_size: windows at a time.
-
-    Returns:
-        The perplexity, over all ranks.
     """
     found = block_losses(
         token_losses,

@@ -32,15 +32,12 @@ def generate(
     seed: int = 0,
     on_note: Callable[[str], None] = lambda text: None,
 ) -> str:
-    """The prompt and its continuation.
+    """The prompt, the end of a line if empty, and its continuation.
 
     Args:
-        prompt: what the text begins with; the end of a line if empty.
         on_text: called with each piece of the text as soon as it is final.
-        temperature: logits are divided by it.
         top_k: sample from the most likely tokens only; 0 for all.
-        top_p: sample from the most likely tokens whose probabilities sum up to this.
-        greedy: take the most likely token instead of sampling.
+        top_p: sample from the most likely tokens of this total probability.
         on_note: called with notes, such as words that the model does not know.
     """
     recipe = finished_recipe(run)

@@ -54,13 +54,7 @@ class Progress:
 
 
 class TrainingLoop:
-    """Trains a model by a recipe.
-
-    Attributes:
-        model: without the wrapper for several ranks.
-        progress: where the run stands.
-        timings: seconds and tokens of every step that was done, one pair after the other.
-    """
+    """Trains a model by a recipe; ``timings`` are seconds and tokens of every step."""
 
     def __init__(
         self,

@@ -204,17 +204,12 @@ class EvaluationSection(_Section):
 
 
 class Recipe(_Section):
-    """Everything that determines a run.
-
-    Attributes:
-        preset: "paper", "workstation", "laptop" or "smoke", before any override.
-        seed: of weights, order of the examples and dropout.
-    """
+    """Everything that determines a run."""
 
     format: int = FORMAT
     task: str
-    preset: str = "laptop"
-    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+    preset: str = "laptop"  # before any override
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0  # of weights, batches and dropout
     model: ModelSection
     data: DataSection
     training: TrainingSection
@@ -246,10 +241,7 @@ class Recipe(_Section):
 def load_recipe(task: str, preset: str = "laptop", *, overrides: Mapping[str, Any] | None = None) -> Recipe:
     """The recipe of a task at a preset.
 
-    Args:
-        task: one of ``TASKS``.
-        preset: "paper", "workstation", "laptop" or "smoke".
-        overrides: values by path, such as ``{"model.attention": "smgk"}``.
+    ``overrides`` are values by path, such as ``{"model.attention": "smgk"}``.
     """
     check_name("task", task, TASKS)
     check_name("preset", preset, PRESETS)

@@ -75,9 +75,6 @@ def train(
         overwrite: delete a run that is there.
         on_test: called with the steps of the test at the end that are done.
         on_note: called with notes for the user, such as a corrupt checkpoint.
-
-    Returns:
-        The summary, which is also written to ``summary.json``.
     """
     check_batch_size(recipe, distributed.num_launched())
     with (

@@ -58,15 +58,12 @@ def linear_mixture_attention(
         keys: (B, H, M, S, D).
         value: (B, H, S, E).
         log_prior: log pi_jr, 4-D, broadcastable to (B, H, M, S). None: uniform.
-        feature_map: phi: "elu", "favor", "dpfp", or a callable (..., D) -> (..., F) that
-            acts on one token at a time.
+        feature_map: phi: "elu", "favor", "dpfp", or a callable of one token.
         key_mask: bool (B, S), True takes part.
         is_causal: query i sees keys j <= i + (S - L).
         window: None: a state is a sum over all keys; a window raises.
-        segment_ids: int (B, S), for L <= S queries, the last positions. A query sees the
-            keys of its own segment, a maximal run of equal ids.
-        initial_state: of the keys before these, from an earlier call. The queries of the
-            first position's segment see it.
+        segment_ids: int (B, S), as of :func:`mgk.mixture_attention`.
+        initial_state: of earlier keys, for the first position's segment.
         return_state: whether to return (output, state).
         backend: "auto", "blockwise" (O(N)) or "reference".
 

@@ -145,24 +145,14 @@ def shifted_mixture_attention(
     r"""h_i = sum_j A_ij v_j (Eq. 9, 10) with shifted keys k_jr = k_j + b_r.
 
     Args:
-        query: (B, Hq, L, D), Hq a multiple of H.
         key: (B, H, S, D).
         shifts: b_r, (H, M, D).
-        value: (B, H, S, E).
         log_prior: log pi, (H, M), or broadcastable to (B, H, M, S).
-        variance: sigma^2, a number, (H, M), or 4-D as ``log_prior``. None: sqrt(D).
-        kernel: "gaussian" (Eq. 9) or "dot" (Eq. 8), with a variance that depends on r.
-        e_step: "soft" or "hard" (Eq. 12), which ignores the prior.
-        attn_mask: bool, True takes part, or an additive float.
-        is_causal: query i sees keys j <= i + (S - L).
-        window: (left, right) or an int, as for :func:`mixture_attention`.
-        segment_ids: int (B, S), as for :func:`mixture_attention`.
-        dropout_p: the probability of dropping a position weight.
-        return_lse: whether to return (output, lse).
-        backend: "auto" or a name from :func:`available_backends`.
+        variance: sigma^2, a number or as ``log_prior``. None: sqrt(D).
+        kernel: "gaussian", or "dot" with a variance that depends on r.
 
     Returns:
-        (B, Hq, L, E), zeros for a query with no key left; or (output, lse).
+        As :func:`mixture_attention`, which has the other arguments.
     """
     for name, tensor, dims in (("key", key, "BHSD"), ("shifts", shifts, "HMD"), ("value", value, "BHSE")):
         validation.tensor(name, tensor, dims)
