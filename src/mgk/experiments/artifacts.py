@@ -1,4 +1,4 @@
-"""Tables, figures and verdicts of a folder of results, made when they are asked for."""
+"""Tables, figures and verdicts of a folder of results, made on demand."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ class Outputs:
 
     @cached_property
     def figures(self) -> dict[str, Figure]:
-        """By experiment, those that something was measured for, or that are computed by formula."""
+        """By experiment, where something was measured or is by formula."""
         made = (make_figure(item, self.results) for item in EXPERIMENTS.values() if item.kind != "table")
         return {figure.id: figure for figure in made if figure is not None}
 
@@ -51,7 +51,7 @@ class Outputs:
 
 
 def gather(store: ResultStore, preset: str, *, records: Sequence[TrialResult] | None = None) -> Outputs:
-    """The results of a preset, from the store or as given, and what follows from them."""
+    """The results of a preset, from the store or as given."""
     found = store.results(preset) if records is None else records
     known = {
         (model, task)

@@ -42,7 +42,7 @@ OnStep = Callable[[int, int], None]
 
 @dataclass(frozen=True, kw_only=True)
 class LayerRanks:
-    """Of sampled attention matrices: ranks, effective ranks, and N, which no rank exceeds."""
+    """Of sampled attention matrices: ranks, effective ranks, and N."""
 
     ranks: tuple[int, ...]
     effective: tuple[float, ...]
@@ -51,7 +51,7 @@ class LayerRanks:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerUsage:
-    """As in :class:`mgk.analysis.mixture_usage.MixtureUsage`; lists over heads."""
+    """As :class:`mgk.analysis.mixture_usage.MixtureUsage`, in lists."""
 
     prior: list[list[float]]
     share: list[list[float]]
@@ -89,7 +89,7 @@ class ModelAnalysis:
 
     Attributes:
         tokens: of the example that the maps are of.
-        maps: averaged down; stored in steps of 1/255 of each map's largest weight.
+        maps: averaged down; stored in steps of 1/255 of the largest weight.
         head_similarity: mean over pairs of heads of a layer, by example; empty
             for one head.
         usage: of the components of a mixture, a layer each.
@@ -110,8 +110,8 @@ class Writing:
 
     Attributes:
         text: a prompt from the test split and its continuation, sampled.
-        tokens_per_second: the best of some runs, which take turns with other models.
-        cache_bytes: of keys and values, or of a state, at the length of an example.
+        tokens_per_second: the best of some interleaved runs.
+        cache_bytes: of keys and values, or of a state, of an example.
     """
 
     text: str
@@ -257,7 +257,7 @@ def _writings(
 
 
 def averaged(weights: Map, side: int) -> Map:
-    """Maps (..., L, L) of at most ``side`` rows: the mean over queries, the sum over keys."""
+    """Maps (..., L, L) of at most ``side`` rows: mean queries, summed keys."""
     size = weights.shape[-1]
     if size <= side:
         return weights
@@ -268,7 +268,7 @@ def averaged(weights: Map, side: int) -> Map:
 
 
 def rank_examples(data: "TaskData", split: str) -> "ConcatDataset[Batch]":
-    """The examples whose ranks are taken: the test split alone may have too few.
+    """The examples whose ranks are taken, more than the test split.
 
     A shorter last segment of running text is left out: its rank is lower for
     any model.

@@ -1,4 +1,4 @@
-"""The trials of a comparison or of experiments, and which are still to be run."""
+"""The trials of a comparison or of experiments, and what is missing."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -34,9 +34,9 @@ class Plan:
 
     Attributes:
         trials: all of them, each once, in the order in which they run.
-        analyzed: the trials whose model is analyzed, because a figure shows it.
-        inspected: the trials whose run must be there, because a page shows its model.
-        rank_samples: attention matrices of each layer whose ranks the analysis takes.
+        analyzed: the trials whose model a figure shows.
+        inspected: the trials whose model a page shows.
+        rank_samples: attention matrices of each layer in the analysis.
         overwrite: which results to replace: none, those measured with another
             recipe, or all.
         ignored_fields: of the recipe, in which a result may differ.
@@ -104,11 +104,11 @@ def comparison_plan(
     command: str = "mgk compare",
     overwrite: bool = False,
 ) -> Plan:
-    """The trials of a comparison, the baseline first: they differ in model and seed alone.
+    """The trials of a comparison: they differ in model and seed alone.
 
     Args:
         seeds: trials of each model, with the seeds 0, 1, ...
-        overrides: fields of all recipes, by path; a "seed" is the first of the seeds.
+        overrides: fields of all recipes; a "seed" is the first one.
     """
     models = list(dict.fromkeys([baseline, *candidates]))
     if len(models) < 2 or len(models) != 1 + len(candidates):
@@ -129,7 +129,7 @@ def comparison_plan(
         trials,
         dict.fromkeys(trials, command),
         overwrite="all" if overwrite else "none",
-        ignored_fields=("data.folder",),  # the time of a step, which depends on threads, is compared too
+        ignored_fields=("data.folder",),  # threads change the compared times
         inspected=trials[: len(models)],  # of the first seed
     )
 
@@ -156,7 +156,7 @@ def reproduction_plan(
 
 
 def check_data(trials: Sequence[Trial]) -> None:
-    """Raise ``DataError`` for data that are absent and cannot be generated on first use."""
+    """Raise ``DataError`` for data that are absent."""
     wrong = []
     for data in {trial.task: trial.recipe.data for trial in trials}.values():
         try:

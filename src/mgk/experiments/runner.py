@@ -42,7 +42,7 @@ OnDone = Callable[[TrialResult], None]
 
 
 def default_runs_folder() -> Path:
-    """``MGK_RUNS``, else the platform's folder for the data of applications."""
+    """``MGK_RUNS``, else the platform's folder for data."""
     if chosen := os.environ.get("MGK_RUNS"):
         return Path(chosen)
     from platformdirs import user_data_path
@@ -64,7 +64,7 @@ def run_plan(
     Args:
         store: where results go, each as soon as its trial is done.
         jobs: trials at once, which share the cores.
-        on_progress: called with a trial and the part of it that is done, from 0 to 1.
+        on_progress: called with a trial and its part done, from 0 to 1.
         on_done: called with the result of every trial that was run.
     """
     calls = {trial: (plan, trial, store, trial.path(runs), jobs) for trial in plan.missing(store, runs)}
@@ -74,7 +74,7 @@ def run_plan(
 
 
 def _run_trial(plan: Plan, trial: Trial, store: ResultStore, run: Path, jobs: int, send: Send) -> TrialResult:
-    """Train, collect and store the result, analyze the model where a figure shows it."""
+    """Train, store the result, analyze the model where a figure shows it."""
     import torch
 
     from mgk.experiments.model_analysis import analyze_model
@@ -87,7 +87,7 @@ def _run_trial(plan: Plan, trial: Trial, store: ResultStore, run: Path, jobs: in
     share = _TRAINING_SHARE if is_analyzed else 1.0
     is_resumed = (run / RECIPE).is_file() and not is_anew and read_run_recipe(run) == trial.recipe
     has_model = is_resumed and (run / MODEL).is_dir()
-    if (run / SUMMARY).is_file() and not has_model:  # finished, and then deleted in part
+    if (run / SUMMARY).is_file() and not has_model:  # deleted in part
         is_resumed = False
     result = store.read(trial)
     if result is None or not has_model or changes(trial.recipe, result.recipe):
@@ -126,19 +126,11 @@ def run_isolated(
     on_message: Callable[[_Key, Any], None] = lambda key, message: None,
     on_result: Callable[[_Key, Any], None] = lambda key, result: None,
 ) -> dict[_Key, Any]:
-    """Call ``function(*arguments, send)`` in a new process for each call; results by key.
+    """Call ``function(*arguments, send)`` in a process each; results by key.
 
-    After a failure or a signal nothing more is started, and what runs comes to
-    its end; SIGINT and SIGTERM are passed on to it.
-
-    Args:
-        function: of a module, which the new process can import; ``send`` takes
-            messages for ``on_message``.
-
-    Raises:
-        Interrupted: after a signal.
-        TrainingError: when a process was killed or crashed.
-        Exception: the first that a call raised.
+    ``send`` takes messages for ``on_message``. After a failure or a signal, which is
+    passed on, nothing more is started. Then ``Interrupted``, ``TrainingError`` for a
+    process that was killed, or the first error of a call is raised.
     """
     method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
     context: Any = multiprocessing.get_context(method)
@@ -156,8 +148,8 @@ def run_isolated(
                 receiver, sender = context.Pipe(duplex=False)
                 key = waiting.pop()
                 process = context.Process(target=_work, args=(sender, function, calls[key]))
-                with starting_processes():  # a signal that comes now is passed on to this process too
-                    if signals:  # it came just before, when there was no process to pass it on to
+                with starting_processes():  # which get a signal that comes now
+                    if signals:  # it came just before
                         break
                     process.start()
                 sender.close()
@@ -189,7 +181,7 @@ def run_isolated(
 
 
 def _work(sender: Connection, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-    """The new process: signals, which have waited, stop it; without its parent it ends."""
+    """The new process: signals stop it; without its parent it ends."""
 
     def send(kind: str, content: Any) -> None:
         try:

@@ -1,4 +1,4 @@
-"""The unit of every table and figure: one model on one task with one seed, at a preset."""
+"""One model on one task with one seed, at a preset."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -58,5 +58,5 @@ PLACE_FIELDS = ("data.folder", "training.threads", "training.workers")
 
 
 def changes(recipe: Recipe, other: Recipe, ignored: Sequence[str] = PLACE_FIELDS) -> dict[str, tuple[Any, Any]]:
-    """The fields in which two recipes differ, by path, without the ignored ones."""
+    """The fields in which two recipes differ, by path."""
     return {path: pair for path, pair in differences(recipe, other).items() if path not in ignored}

@@ -20,31 +20,11 @@ from mgk._util.files import atomic_folder, folder_lock, write_json
 from mgk._util.machine import cpu_threads, describe
 from mgk._util.signals import StopSignals
 from mgk.models import write_card
-from mgk.training import checkpoints, distributed
+from mgk.training import checkpoints, distributed, run_dir
 from mgk.training.errors import RecipeError, TrainingError
 from mgk.training.evaluation import Evaluation, evaluate_model
 from mgk.training.loop import OnStep, TrainingLoop, reason
 from mgk.training.recipe import Recipe
-from mgk.training.run_dir import (
-    BEST,
-    CHECKPOINTS,
-    CORRECT,
-    ENVIRONMENT,
-    MODEL,
-    SUMMARY,
-    Interval,
-    OnLog,
-    RunSummary,
-    check_finished,
-    check_run_dir,
-    metrics_writer,
-    prepare_run_dir,
-    read_environment,
-    read_metrics,
-    read_summary,
-    write_environment,
-    write_summary,
-)
 from mgk.training.tasks import TaskData, load_weights, make_model, open_data, quiet
 
 _PACKAGES = ("mgk", "torch", "transformers", "safetensors", "tokenizers", "numpy", "pydantic")
@@ -61,10 +41,10 @@ def train(
     resume: bool = False,
     overwrite: bool = False,
     on_step: OnStep = _ignore,
-    on_log: OnLog = _ignore,
+    on_log: run_dir.OnLog = _ignore,
     on_test: OnStep = _ignore,
     on_note: Callable[[str], None] = _ignore,
-) -> RunSummary:
+) -> run_dir.RunSummary:
     """Train a model by a recipe and test it.
 
     Under ``torchrun`` every process calls this; only the first one writes and calls back.
@@ -88,16 +68,16 @@ def train(
             distributed.init(device)
             is_first = distributed.rank() == 0
             if is_first:
-                check_run_dir(recipe, out, resume=resume, overwrite=overwrite)
+                run_dir.check_run_dir(recipe, out, resume=resume, overwrite=overwrite)
                 out.mkdir(parents=True, exist_ok=True)
                 resources.enter_context(folder_lock(out))
-                prepare_run_dir(recipe, out, resume=resume, overwrite=overwrite)
+                run_dir.prepare_run_dir(recipe, out, resume=resume, overwrite=overwrite)
                 _check_finished(out, on_note)
             else:
                 on_step = on_log = on_test = on_note = _ignore
             distributed.barrier()
-            if (out / SUMMARY).is_file():
-                return read_summary(out)
+            if (out / run_dir.SUMMARY).is_file():
+                return run_dir.read_summary(out)
             data = _open_data(recipe, on_note)
             step = distributed.broadcast(_first_step(out, on_note) if is_first else 0)
             if is_first:
@@ -105,8 +85,8 @@ def train(
             torch.manual_seed(recipe.seed)
             loop = TrainingLoop(make_model(recipe, data), recipe, data, out, device=device, signals=signals)
             if step:
-                loop.restore(out / CHECKPOINTS / f"step-{step}")
-            with metrics_writer(out, step, on_log) if is_first else nullcontext(_ignore) as log:
+                loop.restore(out / run_dir.CHECKPOINTS / f"step-{step}")
+            with run_dir.metrics_writer(out, step, on_log) if is_first else nullcontext(_ignore) as log:
                 loop.train(on_step, log)
             if loop.progress.step < recipe.training.max_steps:
                 came = signals.requested  # None: it came to another rank
@@ -151,15 +131,15 @@ def _open_data(recipe: Recipe, on_note: Callable[[str], None]) -> TaskData:
 
 def _check_finished(run: Path, on_note: Callable[[str], None]) -> None:
     """A finished run with changed files is finished again, from its last checkpoint."""
-    if not (run / SUMMARY).is_file():
+    if not (run / run_dir.SUMMARY).is_file():
         return
     try:
-        check_finished(run)
+        run_dir.check_finished(run)
     except TrainingError as error:
         if checkpoints.newest(run) is None:
             raise
         on_note(f"{error}: so it is finished again")
-        (run / SUMMARY).unlink()
+        (run / run_dir.SUMMARY).unlink()
 
 
 def _first_step(run: Path, on_note: Callable[[str], None]) -> int:
@@ -211,32 +191,32 @@ def _record_environment(
             "git": machine.commit,
         }
     )
-    write_environment(run, {"seed": recipe.seed, "data": manifest, "sessions": sessions})
+    run_dir.write_environment(run, {"seed": recipe.seed, "data": manifest, "sessions": sessions})
 
 
 def _environment(run: Path, step: int, on_note: Callable[[str], None]) -> dict[str, Any] | None:
     """The run's record, else that of the checkpoint that it goes on from."""
-    if (run / ENVIRONMENT).is_file():
+    if (run / run_dir.ENVIRONMENT).is_file():
         try:
-            return read_environment(run)
+            return run_dir.read_environment(run)
         except TrainingError as error:
             on_note(f"{error}: it is not used")
-    return read_environment(run / CHECKPOINTS / f"step-{step}") if step else None
+    return run_dir.read_environment(run / run_dir.CHECKPOINTS / f"step-{step}") if step else None
 
 
-def _finish(loop: TrainingLoop, on_test: OnStep) -> RunSummary:
+def _finish(loop: TrainingLoop, on_test: OnStep) -> run_dir.RunSummary:
     """Test and save the selected weights; the summary marks the run as finished."""
     recipe, run, data, model = loop.recipe, loop.run, loop.data, loop.model
     if recipe.evaluation.select == "best":
-        if (wrong := checkpoints.verify(run / BEST)) is not None:
+        if (wrong := checkpoints.verify(run / run_dir.BEST)) is not None:
             advice = f"mgk train --resume --out {run} takes the checkpoint's"
-            raise TrainingError(f"{run / BEST}: {wrong}; {advice}")
-        model = load_weights(run / BEST, data.task).to(loop.device)
+            raise TrainingError(f"{run / run_dir.BEST}: {wrong}; {advice}")
+        model = load_weights(run / run_dir.BEST, data.task).to(loop.device)
     seconds, tokens = np.array(loop.timings).reshape(-1, 2).T
     found = None
     if recipe.evaluation.test:
         found = evaluate_model(model, data, "test", recipe.evaluation_options(), on_test)
-    summary = RunSummary(
+    summary = run_dir.RunSummary(
         task=recipe.task,
         preset=recipe.preset,
         data=recipe.data.name,
@@ -254,18 +234,18 @@ def _finish(loop: TrainingLoop, on_test: OnStep) -> RunSummary:
         **_metrics(loop, found),
     )
     if distributed.rank() == 0:
-        _save_model(run / MODEL, model, data, summary, recipe, found)
+        _save_model(run / run_dir.MODEL, model, data, summary, recipe, found)
         if found is not None and found.correct is not None:
             correct = [int(right) for right in found.correct]
-            write_json(run / CORRECT, {"split": found.split, "correct": correct})
-        write_summary(run, summary)
+            write_json(run / run_dir.CORRECT, {"split": found.split, "correct": correct})
+        run_dir.write_summary(run, summary)
     distributed.barrier()
     return summary
 
 
 def _metrics(loop: TrainingLoop, found: Evaluation | None) -> dict[str, Any]:
     """The fields of the summary that were measured on data."""
-    lines = read_metrics(loop.run)
+    lines = run_dir.read_metrics(loop.run)
 
     def last(name: str) -> float:
         return next((float(line[name]) for line in reversed(lines) if name in line), float("nan"))
@@ -300,7 +280,7 @@ def _save_model(
     folder: Path,
     model: PreTrainedModel,
     data: TaskData,
-    summary: RunSummary,
+    summary: run_dir.RunSummary,
     recipe: Recipe,
     found: Evaluation | None,
 ) -> None:
@@ -327,7 +307,7 @@ def _save_model(
         write_card(written, model.config, facts)
 
 
-def _shown_metrics(summary: RunSummary, found: Evaluation | None) -> dict[str, str]:
+def _shown_metrics(summary: run_dir.RunSummary, found: Evaluation | None) -> dict[str, str]:
     """The metrics of the summary as text, those of the test with their intervals."""
     shown = {name: f"{value:.4g}" for name, value in summary.metrics.items()}
     if found is None or found.interval is None:
@@ -344,6 +324,6 @@ def _shown_metrics(summary: RunSummary, found: Evaluation | None) -> dict[str, s
     return shown
 
 
-def _with_interval(found: Interval, digits: str = ".4g") -> str:
+def _with_interval(found: run_dir.Interval, digits: str = ".4g") -> str:
     low, high = f"{found.low:{digits}}", f"{found.high:{digits}}"
     return f"{found.estimate:{digits}} (95% CI {low} to {high}"

@@ -1,1 +1,1 @@
-"""The paper's claims, effects with confidence intervals, and decision rules."""
+"""The paper's claims, effects with intervals, and decision rules."""

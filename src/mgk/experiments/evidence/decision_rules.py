@@ -29,7 +29,7 @@ CONFIRMED, EQUIVALENT, INCONCLUSIVE, CONTRADICTED, NOT_MEASURED = get_args(Outco
 
 _IDS = {"Table": "table", "Figure": "fig"}
 
-# By the metric of the models, in points or per cent, and what the number is called.
+# By metric, in points or per cent, and the name of the unit.
 MARGINS = {"accuracy": 1.5, "bits_per_byte": 1.0, "perplexity": 2.0}
 UNITS = {"accuracy": " points", "bits_per_byte": "% of bits per byte", "perplexity": "% of perplexity"}
 
@@ -39,7 +39,7 @@ class Evidence:
     """One comparison: its outcome and the measurement as a sentence.
 
     Attributes:
-        interval: of the difference, if it has one, in ``unit`` and over so many seeds.
+        interval: of the difference, in ``unit``, over so many seeds.
     """
 
     outcome: Outcome
@@ -58,7 +58,7 @@ class Verdict:
 
 
 def decide_better(interval: Interval, *, at_90: Interval | None = None, margin: float = 0.0) -> Outcome:
-    """The outcome of "better"; with the 90% interval and a margin it can be "equivalent"."""
+    """The outcome of "better"; by a margin it can be "equivalent"."""
     if interval.low > 0:
         return CONFIRMED
     if interval.high < 0:
@@ -75,14 +75,14 @@ def decide_comparable(interval: Interval, *, margin: float) -> Outcome:
 
 
 def regrets(values: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
-    """By column and row: value / the row's least value - 1; columns that a row lacks are left out."""
+    """By column and row: value / the row's least value - 1."""
     columns = [name for name in next(iter(values.values()), {}) if all(name in row for row in values.values())]
     best = {name: min(row[column] for column in columns) for name, row in values.items() if columns}
     return {column: {name: values[name][column] / best[name] - 1 for name in best} for column in columns}
 
 
 def least_regret(values: Mapping[str, Mapping[str, float]], *, tolerance: float) -> str:
-    """The column whose largest regret over rows is the smallest; of those within the tolerance of it, the first."""
+    """The column of the least largest regret, or the first within tolerance."""
     largest = {column: max(found.values()) for column, found in regrets(values).items()}
     least = min(largest.values())
     return next(column for column, value in largest.items() if value <= least + tolerance)
@@ -94,7 +94,7 @@ class Claim:
 
     id: str
     text: str
-    where: str  # in the paper, with the tables and figures whose trials test it
+    where: str  # in the paper, with its tables and figures
     rule: Callable[[PresetResults], Iterator[Evidence]]
 
     @property

@@ -42,7 +42,7 @@ class _Rows:
         )
 
     def value(self, name: str, **fields: Any) -> float:
-        """The value of the first such row; ``KeyError`` where there is none."""
+        """The value of the first such row, or ``KeyError``."""
         found = self.where(**fields).rows
         if not found:
             raise KeyError(f"a row of {fields}")
@@ -157,7 +157,7 @@ def _linear(bench: Bench, file: str) -> str:
 
 
 def _roofline(bench: Bench, file: str) -> str:
-    """The forward of each variant by parts, beside its products at the peak rate."""
+    """The forward by parts, beside its products at the peak rate."""
     rows, settings = _Rows(bench["roofline"]["rows"]), bench["roofline"]["settings"]
     rates = {row["operation"].replace("-", " "): row for row in rows.where(experiment="rate").rows}
     columns = {
@@ -191,7 +191,7 @@ def _generate(bench: Bench, file: str) -> str:
 
 
 def _train(bench: Bench, file: str) -> str:
-    """The ratio of a step, a row per task and model, a column per number of heads."""
+    """The ratio of a step by task, model and number of heads."""
     settings = bench["train"]["settings"]
     cells = [
         [

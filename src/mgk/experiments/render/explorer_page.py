@@ -1,8 +1,8 @@
-"""The page of ``mgk explore``: one file with its data, script and style, for one model or two side by side.
+"""The page of ``mgk explore``: one file, for one model or two.
 
-The scripts, in ``explorer/``, have no dependency. They read JSON with one entry per model. Its ``data`` holds, layer by
-layer, the row maxima of all heads as 16-bit integers, then a byte per pair, sqrt(A_ij / max_i) in ``levels`` steps,
-then a byte per pair and component but the last, gamma_ijr in ``shares`` steps; zlib, base64.
+The scripts in ``explorer/`` read JSON with one entry per model. Its ``data``, zlib and
+base64, holds by layer the row maxima of all heads as 16-bit integers, then bytes:
+sqrt(A_ij / max_i) in ``levels`` steps, gamma_ijr but the last in ``shares`` steps.
 """
 
 import base64
@@ -18,7 +18,7 @@ from markupsafe import Markup
 from mgk.analysis.explorer import Exploration, LayerAttention
 from mgk.experiments.render import html
 
-# Of a page with at most 256 tokens, its style and script included; longer texts may have more.
+# Of a page with at most 256 tokens; longer texts may have more.
 MOST_BYTES = 3_000_000
 _USUAL_TOKENS = 256
 _SCRIPTS = tuple(f"explorer/{name}.js" for name in ("core", "heads", "map", "panel", "app"))
@@ -99,7 +99,7 @@ def _page(found: Sequence[Exploration], note: str, precision: Precision) -> str:
         ),
         Markup('<div id="explorer"><noscript>This page needs JavaScript.</noscript></div>'),
         _help(several, precision),
-        # in JSON a "<" stands inside strings only, so that no tag can end the element
+        # in JSON a "<" stands in strings only: no tag ends the element
         Markup('<script type="application/json" id="explorer-data">{}</script>').format(
             Markup(data.replace("<", "\\u003c"))
         ),

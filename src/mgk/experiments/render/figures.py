@@ -43,7 +43,7 @@ class Figure:
     command: str
 
     def to_json(self) -> dict[str, Any]:
-        """JSON data; maps by their titles alone, as they are stored with the model analyses."""
+        """JSON data; maps, which the analyses store, by their titles."""
         panels = [asdict(panel) if isinstance(panel, Lines) else {"maps": panel.title} for panel in self.panels]
         return {"format": 1, **asdict(self), "panels": panels}
 
@@ -65,7 +65,7 @@ def make_figure(experiment: Experiment, results: PresetResults) -> Figure | None
 
 
 def _training_curves(experiment: Experiment, results: PresetResults) -> _Content:
-    """Figure 1: loss above accuracy, one family on the left and one on the right."""
+    """Figure 1: loss above accuracy, a family on each side."""
     losses: list[Panel] = []
     accuracies: list[Panel] = []
     for title, trials in _families(experiment, results):
@@ -140,7 +140,7 @@ def _maps(experiment: Experiment, results: PresetResults) -> _Content:
 
 
 def _rank_histograms(experiment: Experiment, results: PresetResults) -> _Content:
-    """Figure 6: the first layer and the fifth, or the last; Figure 2: all layers."""
+    """Figure 6: the first and the fifth or last layer; Figure 2: all."""
     analyses = _first_seed(experiment, results)
     if not analyses:
         return "", []
@@ -165,7 +165,7 @@ def _rank_histograms(experiment: Experiment, results: PresetResults) -> _Content
 
 
 def _first_seed(experiment: Experiment, results: PresetResults) -> dict[ModelSpec, ModelAnalysis]:
-    """The first analysis of every model of the experiment; nothing where one is missing."""
+    """The first analysis of every model; nothing where one is missing."""
     (task,) = experiment.tasks_at(results.preset)
     models = experiment.models_at(results.preset)
     analyses = {model: found[0] for model in models if (found := results.analyses(task, model))}
@@ -183,7 +183,7 @@ def _histogram(ranks: Sequence[int], edges: "np.ndarray[Any, Any]") -> Points:
 
 
 def _costs_of_heads(experiment: Experiment, results: PresetResults) -> _Content:
-    """Figure 3: both families; smgk also unfused, with a product per component as in Eq. 9."""
+    """Figure 3: both families; smgk also unfused, as in Eq. 9."""
     panels: list[Panel] = []
     for family, mixtures in (("softmax", ("mgk", "smgk")), ("linear", ("mlk", "smlk"))):
         for what, count in (("FLOPs", cost_model.forward_flops), ("parameters", cost_model.model_parameters)):

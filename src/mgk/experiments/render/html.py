@@ -47,7 +47,7 @@ def definitions(pairs: Iterable[tuple[str, str]]) -> Markup:
 
 
 def table(caption: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Markup:
-    """A caption and a table in a box that scrolls; the first column names the row."""
+    """A caption and a table in a box that scrolls."""
     head = join((Markup('<th scope="col">{}</th>').format(column) for column in columns), "")
     body = (
         Markup('<tr><th scope="row">{}</th>{}</tr>').format(
@@ -67,7 +67,7 @@ def figure(image: Markup, caption: str) -> Markup:
 
 
 def grid(parts: Iterable[str], *, columns: int | None = None) -> Markup:
-    """Elements side by side, as many as fit; or in a number of columns, in a box that scrolls."""
+    """Elements side by side, or in columns in a box that scrolls."""
     if columns is None:
         return Markup('<div class="grid">\n{}\n</div>').format(join(parts))
     return Markup(
@@ -84,14 +84,7 @@ def png(data: bytes, alt: str) -> Markup:
 def page(
     title: str, parts: Iterable[str], *, styles: Sequence[str] = ("style.css",), scripts: Sequence[str] = ()
 ) -> str:
-    """The whole document: one file without network access, light and dark, from a phone's width up.
-
-    Args:
-        title: its heading.
-        parts: what it shows.
-        styles: style sheets of this package, in their order.
-        scripts: scripts of this package; they run after the parts are there.
-    """
+    """The whole document, with style sheets and scripts of this package in one file."""
     folder = files("mgk.experiments.render")
     style, script = (
         "".join(folder.joinpath(name).read_text("utf-8") for name in names) for names in (styles, scripts)

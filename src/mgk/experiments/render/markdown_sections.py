@@ -54,7 +54,7 @@ def fill(text: str, outputs: Outputs, results: str) -> str:
 
 
 def fill_document(path: Path, outputs: Outputs, results: str) -> list[str]:
-    """Fill a document in place and write its images beside it; the names of its parts."""
+    """Fill a document in place, with its images; the names of its parts."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -175,7 +175,7 @@ def _headlines(outputs: Outputs, results: str) -> str:
 
 
 def _headline_table(outputs: Outputs, folder: str, names: Sequence[str], column: str) -> list[str]:
-    """One column of the tables that have it, a row per model, with its caption."""
+    """One column of the tables that have it, with its caption."""
     tables = [table for name in names if (table := outputs.tables.get(name)) and column in table.columns]
     if not tables:
         return []

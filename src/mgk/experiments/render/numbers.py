@@ -42,7 +42,7 @@ def signed(value: float) -> str:
 
 
 def interval_text(interval: Interval, number: Callable[[float], str]) -> str:
-    """The estimate and, in parentheses, its interval; a shared unit is written once."""
+    """The estimate and its interval; a shared unit is written once."""
     estimate, low, high = (number(value) for value in (interval.estimate, interval.low, interval.high))
     return f"{estimate} ({low.removesuffix('%')} to {high.removesuffix('%')})"
 

@@ -74,7 +74,7 @@ def collect_result(
         validation=validation,
         correct=None if summary.correct is None else tuple(read_correct(run)),
         machine={**machine, "versions": versions, "sessions": len(sessions)},
-        command=command or " ".join([Path(program).name, *arguments]),  # without the folders of the machine
+        command=command or " ".join([Path(program).name, *arguments]),
         jobs=jobs,
         seconds=round(max(seconds, summary.seconds, *(line.get("seconds", 0.0) for line in lines)), 1),
         plan=plan,
@@ -110,10 +110,7 @@ def _majority_share(test: Dataset[Batch]) -> float:
 
 
 def _unigram(data: TaskData) -> float:
-    """exp(-mean log p(word)) of the test split; p is the frequency in training, counts plus one.
-
-    Of bytes its logarithm to base 2, the bits per byte.
-    """
+    """exp(-mean log p(word)) of the test split, p by training counts plus one; or bits."""
     words = data.manifest.facts["vocab_size"]
     counts, test = (
         np.bincount(load_tokens(data.task.name, split, folder=data.folder), minlength=words).astype(np.float64)
@@ -125,7 +122,7 @@ def _unigram(data: TaskData) -> float:
 
 
 def _label(recipe: Recipe, data: TaskData) -> tuple[str, bool]:
-    """The data's name with what differs from the paper's, and whether nothing does."""
+    """The data's name with what differs from the paper's, if anything."""
     name = _TITLES[recipe.task]
     if data.manifest.synthetic:
         return f"{name} (synthetic sample)", False

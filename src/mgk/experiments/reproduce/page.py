@@ -1,4 +1,4 @@
-"""The page of results: claims with verdicts, tables beside the paper's, figures, commands."""
+"""The page of results: claims, tables, figures, commands."""
 
 from collections.abc import Sequence
 from statistics import fmean
@@ -128,7 +128,7 @@ def _figure(item: Figure) -> list[Markup]:
 
 
 def _heads_and_components(models: Sequence[Sequence[ModelAnalysis]]) -> list[Markup]:
-    """Head similarity of every analysed seed, and the components of the first."""
+    """Head similarity by seed, and the components of the first."""
     similarity = [
         (_name(seeds[0]), ", ".join(f"{fmean(item.head_similarity):.3f}" for item in seeds))
         for seeds in models
