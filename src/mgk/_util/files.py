@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -140,8 +140,10 @@ def seal(data: Mapping[str, Any]) -> dict[str, Any]:
     return {**data, SEAL: _content_hash(data)}
 
 
-def write_sealed(path: Path, data: Mapping[str, Any]) -> None:
-    """Write ``data`` as indented JSON with the SHA-256 of their content."""
+def write_sealed(path: Path, data: Mapping[str, Any], files: Iterable[Path] = ()) -> None:
+    """Write ``data``, sealed, with the specs of files below the same folder."""
+    if specs := file_specs(path.parent, files):
+        data = {**data, "files": {name: asdict(spec) for name, spec in specs.items()}}
     write_json(path, seal(data))
 
 

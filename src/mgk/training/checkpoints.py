@@ -9,7 +9,6 @@ import shutil
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +17,8 @@ from safetensors.torch import load_file, load_model, save_file, save_model
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from mgk._util import files
 from mgk._util.errors import first_line
-from mgk._util.files import (
-    atomic_folder,
-    file_specs,
-    read_json,
-    read_sealed,
-    sealed_specs,
-    write_json,
-    write_sealed,
-    wrong_files,
-)
 from mgk.training.errors import TrainingError
 from mgk.training.run_dir import BEST, CHECKPOINTS, ENVIRONMENT, METRICS
 
@@ -53,14 +43,14 @@ def save(
 ) -> None:
     """Write a checkpoint, on the first rank."""
     states = optimizer.state_dict()["state"].items()
-    with atomic_folder(run / CHECKPOINTS / f"step-{step}") as folder:
+    with files.atomic_folder(run / CHECKPOINTS / f"step-{step}") as folder:
         save_model(model, str(folder / MODEL))
         save_file(
             {f"{n}.{name}": value for n, state in states for name, value in state.items()}, folder / OPTIMIZER
         )
         save_file(dict(ranks), folder / RANKS)
         save_file({"timings": timings}, folder / TIMINGS)
-        write_json(folder / PROGRESS, progress)
+        files.write_json(folder / PROGRESS, progress)
         for name in (METRICS, ENVIRONMENT):
             shutil.copyfile(run / name, folder / name)
         if (run / BEST).is_dir():
@@ -82,7 +72,7 @@ def load(
             raise ValueError(f"{OPTIMIZER}: {key} has the shape {shape}, not that of its parameter")
         states[int(number)][name] = value
     optimizer.load_state_dict({**optimizer.state_dict(), "state": states})
-    progress = read_json(checkpoint / PROGRESS)
+    progress = files.read_json(checkpoint / PROGRESS)
     return load_file(checkpoint / RANKS), load_file(checkpoint / TIMINGS)["timings"], progress
 
 
@@ -109,18 +99,15 @@ def restore_files(run: Path, checkpoint: Path | None) -> None:
 
 def finalize(folder: Path) -> None:
     """Write the sealed manifest of a folder's files."""
-    specs = file_specs(folder, (path for path in folder.rglob("*") if path.is_file()))
-    write_sealed(
-        folder / MANIFEST, {"format": FORMAT, "files": {name: asdict(spec) for name, spec in specs.items()}}
-    )
+    files.write_sealed(folder / MANIFEST, {"format": FORMAT}, filter(Path.is_file, folder.rglob("*")))
 
 
 def verify(folder: Path) -> str | None:
     """What is wrong with a folder; None where it matches its manifest."""
     try:
-        if (found := read_sealed(folder / MANIFEST).get("format")) != FORMAT:
+        if (found := files.read_sealed(folder / MANIFEST).get("format")) != FORMAT:
             return f"{MANIFEST} is of format {found}, not {FORMAT}"
-        for name, wrong in wrong_files(folder, sealed_specs(folder / MANIFEST)):
+        for name, wrong in files.wrong_files(folder, files.sealed_specs(folder / MANIFEST)):
             return f"{name} {wrong}"
     except FileNotFoundError:
         return f"{MANIFEST} is missing"

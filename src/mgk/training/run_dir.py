@@ -11,17 +11,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from mgk._util import json_codec
-from mgk._util.files import (
-    LOCK,
-    FileSpecs,
-    file_specs,
-    read_json,
-    read_sealed,
-    sealed_specs,
-    write_sealed,
-    wrong_files,
-)
+from mgk._util import files, json_codec
 from mgk.training.errors import RecipeError, TrainingError
 from mgk.training.recipe import Recipe, differences, read_recipe, write_recipe
 
@@ -131,7 +121,7 @@ def check_run_dir(recipe: Recipe, out: Path, *, resume: bool, overwrite: bool) -
     has_recipe = (out / RECIPE).is_file()
     # A recipe that was being written when the run was killed is no run yet.
     is_used = out.is_dir() and any(
-        not entry.name.startswith(f".{RECIPE}.") and entry.name != LOCK for entry in out.iterdir()
+        not entry.name.startswith(f".{RECIPE}.") and entry.name != files.LOCK for entry in out.iterdir()
     )
     if resume and has_recipe:
         for path, (now, then) in differences(recipe, read_run_recipe(out)).items():
@@ -153,7 +143,7 @@ def prepare_run_dir(recipe: Recipe, out: Path, *, resume: bool, overwrite: bool)
     """Check the folder, clear it if it is overwritten, and write the recipe into it."""
     check_run_dir(recipe, out, resume=resume, overwrite=overwrite)
     if overwrite and out.is_dir():
-        entries = [entry for entry in out.iterdir() if entry.name != LOCK]
+        entries = [entry for entry in out.iterdir() if entry.name != files.LOCK]
         for entry in sorted(entries, key=lambda path: path.name == RECIPE):  # last: it marks a run
             shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
     if not (out / RECIPE).is_file():
@@ -181,30 +171,26 @@ def write_summary(run: Path, summary: RunSummary) -> None:
     names = (RECIPE, ENVIRONMENT, METRICS, CORRECT)
     paths = [path for name in names if (path := run / name).is_file()]
     paths += [path for path in (run / MODEL).rglob("*") if path.is_file() and path.name != CARD]
-    write_sealed(run / SUMMARY, {**asdict(summary), "files": _as_json(file_specs(run, paths))})
+    files.write_sealed(run / SUMMARY, asdict(summary), paths)
 
 
 def write_environment(run: Path, data: Mapping[str, Any]) -> None:
     """Write ``environment.json``, with the SHA-256 of the recipe."""
-    write_sealed(run / ENVIRONMENT, {**data, "files": _as_json(file_specs(run, [run / RECIPE]))})
-
-
-def _as_json(specs: FileSpecs) -> dict[str, Any]:
-    return {name: asdict(spec) for name, spec in specs.items()}
+    files.write_sealed(run / ENVIRONMENT, data, [run / RECIPE])
 
 
 def read_summary(run: Path) -> RunSummary:
     """The summary of a finished run."""
     absent, invalid = "there is no finished run here", "this is not the summary of a run"
     with _reading(run / SUMMARY, absent, invalid) as path:
-        return json_codec.load(RunSummary, read_sealed(path))
+        return json_codec.load(RunSummary, files.read_sealed(path))
 
 
 def read_environment(run: Path) -> dict[str, Any]:
     """What a run was started with: seed, data and, per session, machine and versions."""
     absent, invalid = "there is no run here", "this is not the environment of a run"
     with _reading(run / ENVIRONMENT, absent, invalid) as path:
-        return read_sealed(path)
+        return files.read_sealed(path)
 
 
 def read_correct(run: Path) -> list[bool]:
@@ -212,7 +198,7 @@ def read_correct(run: Path) -> list[bool]:
     check_files(run, CORRECT)
     absent, invalid = "this run has no test results by example", "these are not test results"
     with _reading(run / CORRECT, absent, invalid) as path:
-        return [bool(value) for value in read_json(path)["correct"]]
+        return [bool(value) for value in files.read_json(path)["correct"]]
 
 
 def check_files(run: Path, name: str) -> None:
@@ -227,12 +213,12 @@ def check_files(run: Path, name: str) -> None:
     errors = []
     for source in filter(Path.is_file, sources):
         try:
-            specs = sealed_specs(source)
+            specs = files.sealed_specs(source)
         except ValueError as error:
             errors.append(f"{source}: this cannot be trusted ({error}); {way_on(run, source.name)}")
             continue
         chosen = {path: spec for path, spec in specs.items() if path.startswith(name)}
-        for wrong, what in wrong_files(run, chosen):
+        for wrong, what in files.wrong_files(run, chosen):
             raise TrainingError(f"{run / wrong}: this file of the run {what}; {way_on(run, wrong)}")
         return
     if errors:
