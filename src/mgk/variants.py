@@ -1,4 +1,4 @@
-"""The six attention variants, their families, options and defaults. Does not import torch."""
+"""The six variants, their options and defaults. Does not import torch."""
 
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -32,7 +32,7 @@ class VariantSpec:
 
     @property
     def is_linear(self) -> bool:
-        """Whether attention is linear and decodes with a state of constant size."""
+        """Whether attention is linear, with a state of constant size."""
         return self.family == "linear"
 
     @property

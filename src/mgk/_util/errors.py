@@ -21,7 +21,7 @@ class UsageError(UserError, ValueError):
 
 
 class Interrupted(UserError):  # noqa: N818  nothing went wrong
-    """A signal ended the job, whose work is saved; the exit code is 128 + the signal."""
+    """A signal ended the job, which is saved; exit code 128 + the signal."""
 
     def __init__(self, message: str, number: int = signal.SIGINT) -> None:
         super().__init__(message, number)  # both, so that it can be pickled

@@ -26,7 +26,7 @@ SEAL = "sha256"
 LOCK = ".lock"
 _BYTE = 1 << 30  # beyond the content: Windows locks it for reading too
 _held: set[int] = set()
-# A file that is written twice within the resolution of its time stamps keeps them.
+# Two writes within the resolution of time stamps share one.
 _SETTLED_NS = 2_000_000_000
 DIRTY = "-dirty"  # of a commit with changes
 
@@ -185,7 +185,7 @@ def sync(path: Path) -> None:
 
 
 def umask() -> int:
-    """The process's umask, which the operating system only tells by setting it."""
+    """The process's umask, which can only be read by setting it."""
     mask = os.umask(0)
     os.umask(mask)
     return mask

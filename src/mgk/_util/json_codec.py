@@ -1,4 +1,4 @@
-"""Dataclasses as JSON data and back, checked field by field; compact JSON text."""
+"""Dataclasses as checked JSON data and back; compact JSON text."""
 
 import json
 import re
@@ -17,7 +17,7 @@ def dump(value: Any) -> Any:
 
 
 def load(kind: type[_T], data: Any) -> _T:
-    """The dataclass ``kind`` from JSON data; ``ValueError`` names a wrong field."""
+    """The dataclass ``kind`` from JSON data, or ``ValueError``."""
     try:
         value: _T = _adapter(kind).validate_python(data)
     except ValidationError as error:

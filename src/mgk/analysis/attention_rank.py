@@ -1,4 +1,4 @@
-"""The rank of attention matrices: singular values of 10^-6 and more (Section 3.3).
+"""The rank of attention matrices: singular values from 10^-6 (Section 3.3).
 
 In float64: a float32 decomposition errs by 10^-7, near the threshold.
 """

@@ -139,7 +139,7 @@ def _tokenized(tokenizer: Any, text: str, limit: int, source: ModelSource) -> tu
     """The inputs of at most ``limit`` tokens, and how many the text has."""
     try:
         with quiet():
-            total = len(tokenizer(text, verbose=False)["input_ids"])  # no word on its length
+            total = len(tokenizer(text, verbose=False)["input_ids"])
             found = tokenizer(text, truncation=True, max_length=limit, return_tensors="pt")
     except Exception as error:  # the tokenizers' own errors have no common class
         why = f"the tokenizer does not know this text ({first_line(error)})"

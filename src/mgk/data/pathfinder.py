@@ -139,7 +139,7 @@ def _starts(stream: Stream, count: int) -> _Int:
 
 
 def _distractors(stream: Stream, dashes: int, occupied: _Bool) -> list[tuple[_Int, _Int]]:
-    """Short paths of 20 dashes in all: rows with room for one, and their paths."""
+    """Short paths of 20 dashes in all: rows with room, and their paths."""
     found = []
     for _ in range(_DASHES_OF_DISTRACTORS // dashes):
         grid = occupied.copy()

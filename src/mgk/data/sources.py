@@ -269,7 +269,7 @@ def line_pieces(chunks: Iterable[bytes], where: str) -> Iterator[bytes]:
 
 
 def source_files(root: Path, patterns: Iterable[str]) -> Iterator[Path]:
-    """The files of a folder that match a pattern, unordered; of a file, itself."""
+    """The files of a folder that match a pattern, or the file itself."""
     if not root.is_dir():
         yield from [root] if root.exists() else []
         return

@@ -36,7 +36,7 @@ class WordEncoder:
         self._counts = np.zeros(0, np.int64)
 
     def add(self, split: str, pieces: Iterable[bytes]) -> None:
-        """Add pieces of whole lines to a split; every line ends with ``<eos>``."""
+        """Add pieces of whole lines to a split, each with ``<eos>``."""
         path = self._writer.folder / f"{split}.scratch"
         if split not in self._scratch:
             with named_errors(path):
@@ -52,7 +52,7 @@ class WordEncoder:
                 self._counts = counts
 
     def finish(self) -> None:
-        """Write final ids and vocabulary: ``<eos>``, then by falling frequency."""
+        """Write final ids and vocabulary, by falling frequency."""
         words = list(self._table)
         counts = np.zeros(len(words), np.int64)
         counts[: len(self._counts)] = self._counts

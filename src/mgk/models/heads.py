@@ -268,7 +268,7 @@ class MgkForTokenClassification(_TokenLabels):
 
 
 class MgkForMaskedLM(_TokenLabels):
-    """Predict masked tokens, by the token vectors where ``config.tie_word_embeddings``."""
+    """Predict masked tokens, by the token vectors if they are tied."""
 
     head_name = "lm_head"
     num_classes = "vocab_size"

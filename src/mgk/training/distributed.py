@@ -28,7 +28,7 @@ def init(device: torch.device) -> None:
 
 
 def num_launched() -> int:
-    """The number of processes that torchrun has started, in a process group or not."""
+    """The number of processes that torchrun has started."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 

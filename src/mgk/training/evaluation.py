@@ -1,4 +1,4 @@
-"""Accuracy and confusion, or perplexity and bits per byte, with their intervals."""
+"""Accuracy and confusion, or perplexity and bits per byte."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -24,7 +24,7 @@ from mgk.training.tasks import Batch, TaskData, count, lengths, load_model, open
 
 OnStep = Callable[[int, int], None]
 
-# Parts of a text whose losses give an interval: long, to be nearly independent, yet many.
+# Parts of a text for intervals: nearly independent, yet many.
 BLOCKS = 32
 
 
@@ -36,7 +36,7 @@ class Perplexity:
         window: tokens that a prediction sees at most.
         stride: tokens between two windows; the window's length for segments. The last
             ``stride`` positions of a window count, of the first one all.
-        text_tokens: of the split; more than ``tokens`` + 1 if only its beginning was used.
+        text_tokens: of the split, of which a beginning may be used.
         loss: the mean, in nats.
         block_losses: of successive parts of the text, at most ``BLOCKS``.
     """
@@ -50,7 +50,7 @@ class Perplexity:
     block_losses: tuple[float, ...] = ()
 
     def interval(self, of_loss: Callable[[float], float] | None = None) -> Interval:
-        """exp, or ``of_loss``, of the mean loss and its Student interval over the blocks."""
+        """exp, or ``of_loss``, of the mean loss and its interval."""
         blocks = student_interval(self.block_losses)
         losses = self.loss, blocks.low, blocks.high
         return Interval(*map(of_loss or _exp, losses))
@@ -79,9 +79,9 @@ class Evaluation:
         metric: "accuracy", or by segments "perplexity" or "bits_per_byte".
         loss: the mean over examples or tokens.
         examples: how many; of running text, tokens.
-        interval: of the value: Wilson's; of running text, Student's over the blocks.
+        interval: Wilson's; of running text, Student's over blocks.
         correct: whether each example was right, in the order of the data.
-        confusion: how many of each class (row) were predicted as each class (column).
+        confusion: counts by class (row) and predicted class (column).
         sliding: by the sliding window, where it was asked for.
     """
 
@@ -112,7 +112,7 @@ def evaluate(
     max_tokens: int | None = None,
     on_step: OnStep = lambda done, total: None,
 ) -> Evaluation:
-    """Evaluate the model of a finished run; under ``torchrun`` the processes share the work.
+    """Evaluate the model of a finished run; ranks share the work.
 
     Options that are None are the recipe's.
 
@@ -143,7 +143,7 @@ def evaluate_model(
     options: EvaluationSection,
     on_step: OnStep = lambda done, total: None,
 ) -> Evaluation:
-    """Evaluate a model on a split, shared between the ranks; see :func:`evaluate`."""
+    """Evaluate a model on a split, shared between the ranks."""
     was_training = model.training
     model.eval()
     try:
@@ -238,10 +238,10 @@ def perplexity(
     batch_size: int,
     on_step: OnStep = lambda done, total: None,
 ) -> Perplexity:
-    """exp(mean of -log p(token | up to ``window`` tokens before it)), without the first token.
+    """exp(mean of -log p(token | up to ``window`` tokens before it)).
 
     Args:
-        token_losses: -log p of every target (B, W), from inputs and targets (B, W).
+        token_losses: -log p (B, W), from inputs and targets (B, W).
         stride: tokens between two windows; see :func:`mgk.data.sliding_window_loss`.
     """
     found = block_losses(

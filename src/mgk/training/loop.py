@@ -1,4 +1,4 @@
-"""The training loop: optimizer steps, M-steps, metrics, evaluation and checkpoints."""
+"""The training loop: steps, M-steps, metrics, evaluation, checkpoints."""
 
 import math
 import time
@@ -48,13 +48,13 @@ class Progress:
     seconds: float = 0.0  # of training since that line, evaluation excluded
     total_seconds: float = 0.0  # of training since the beginning
     wall_seconds: float = 0.0  # the same with evaluation and checkpoints
-    peak_memory_bytes: int | None = 0  # beyond that before training, the most of all sessions
+    peak_memory_bytes: int | None = 0  # beyond that before training
     best: float | None = None  # on the split that is evaluated
     best_step: int | None = None
 
 
 class TrainingLoop:
-    """Trains a model by a recipe; ``timings`` are seconds and tokens of every step."""
+    """Trains by a recipe; ``timings``: seconds and tokens of every step."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class TrainingLoop:
             )
         self.optimizer = make_optimizer(self.model, training)
         self._has_m_step = any(isinstance(module, EMModule) for module in model.modules())
-        # Since the last line of metrics, on the device: batches do not wait for a transfer.
+        # Since the last line of metrics, on the device.
         dtype = torch.float32 if device.type == "mps" else torch.float64
         self._loss_sum = torch.zeros((), device=device, dtype=dtype)
         # Dropout differs between ranks.
@@ -119,7 +119,7 @@ class TrainingLoop:
             self._loss_sum.copy_(ranks["loss"].mean())
 
     def train(self, on_step: OnStep, on_log: OnLog) -> None:
-        """Train up to the last step; after a signal, finish the step, save and return."""
+        """Train up to the last step, or to the end of one after a signal."""
         training, progress = self.recipe.training, self.progress
         self.network.train()
         batches = self._batches()
@@ -141,7 +141,7 @@ class TrainingLoop:
             self.signals.is_training = False
 
     def _account(self) -> None:
-        """Add the time since the last call, and the peak of memory so far, to the progress."""
+        """Add the time since the last call, and the peak memory."""
         now, progress = time.perf_counter(), self.progress
         progress.wall_seconds += now - self._clock
         self._clock = now
@@ -153,7 +153,7 @@ class TrainingLoop:
         return step == self.recipe.training.max_steps or (every is not None and step % every == 0)
 
     def _batches(self) -> Iterator[Batch]:
-        """The batches of this rank from the present step on; torch's generator is not used."""
+        """The batches of this rank from the present step on."""
         recipe, training = self.recipe, self.recipe.training
         indices = StepBatches(
             count(self.train_set),
@@ -180,7 +180,7 @@ class TrainingLoop:
         begin = time.perf_counter()
         training, progress = self.recipe.training, self.progress
         batches = list(islice(loader, training.accumulation))
-        # Counted on the CPU and summed over the ranks, which also agree on stopping.
+        # Counted on the CPU and summed over the ranks.
         counts = (
             sum(int(num_targets(batch)) for batch in batches),
             sum(num_tokens(batch, self.model.config) for batch in batches),
@@ -211,7 +211,7 @@ class TrainingLoop:
         return grad_norm
 
     def _backward(self, batches: list[Batch], targets: int) -> float:
-        """Add the gradient of the mean loss over all targets of the step; the rank's loss.
+        """Add the gradient of the mean loss over all targets; the rank's loss.
 
         A batch's loss is its sum over the targets of the whole step, times the number of
         ranks, over which DDP averages. The device is waited for once, at the end.
@@ -251,7 +251,7 @@ class TrainingLoop:
         return line
 
     def _evaluate(self) -> dict[str, float]:
-        """A line of metrics on the split of the recipe; RNG state is preserved."""
+        """A line of metrics on the recipe's split; RNG state is preserved."""
         options, progress = self.recipe.evaluation_options(stride=None), self.progress
         with torch.random.fork_rng(devices=[]):
             found = evaluate_model(self.model, self.data, options.split, options)
@@ -310,7 +310,7 @@ def make_optimizer(model: nn.Module, training: TrainingSection) -> torch.optim.O
 
 
 def learning_rate(training: TrainingSection, step: int) -> float:
-    """The learning rate of a step, counted from 0: a linear warm-up from 0, then the schedule."""
+    """The learning rate of a step from 0: linear warm-up, then the schedule."""
     if step < training.warmup:
         return training.learning_rate * (step / training.warmup)
     decay_steps = max(1, training.max_steps - training.warmup)

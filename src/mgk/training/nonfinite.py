@@ -8,7 +8,7 @@ from mgk.training.tasks import Batch
 
 
 def first_nonfinite(model: nn.Module, batch: Batch) -> str | None:
-    """The first value that is not finite: among the weights, else in computation order."""
+    """The first value that is not finite: weights, then outputs."""
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if not torch.isfinite(tensor).all():
             return f"the weights {name!r}"

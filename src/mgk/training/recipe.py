@@ -46,7 +46,7 @@ Probability = Annotated[float, Field(ge=0, lt=1)]
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML whose keys occur once in a mapping: the last one would win without a word."""
+    """YAML whose keys occur once: else the last one would win."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
@@ -71,7 +71,7 @@ class _Section(BaseModel):
 
 
 class ModelSection(_Section):
-    """Fields of ``MgkConfig``; None: by the data, or the configuration's default."""
+    """Fields of ``MgkConfig``; None: by the data, or its default."""
 
     attention: Variant = DEFAULT_VARIANT
     num_attention_heads: Count = 4
@@ -131,7 +131,7 @@ class DataSection(_Section):
     colour: bool = False  # images as coloured pixels, for patches
     group_by_length: bool = False  # batches of similar lengths, with less padding
     packing: bool = False  # the sequences of a batch in one row, without padding
-    # How many examples to use: the same random ones always; of running text, the first.
+    # Always the same random ones; of running text, the first.
     train_examples: Count | None = None
     validation_examples: Count | None = None
     test_examples: Count | None = None
@@ -151,13 +151,13 @@ class TrainingSection(_Section):
     batch_size: BatchSize  # examples of an optimizer step
     accumulation: Count = 1  # batches of a rank in an optimizer step
     learning_rate: Positive  # after the warm-up
-    warmup_steps: Annotated[int, Field(ge=0)] | Probability = 0  # below 1: a fraction of max_steps
+    warmup_steps: Annotated[int, Field(ge=0)] | Probability = 0  # below 1: a fraction
     schedule: Literal["linear", "cosine", "constant"] = "linear"  # after the warm-up
     weight_decay: NotNegative = 0.0
     adam_epsilon: Positive = 1e-8
-    max_grad_norm: NotNegative = 0.0  # the gradient norm is clipped to it; 0: no clipping
+    max_grad_norm: NotNegative = 0.0  # for clipping; 0: none
     precision: Literal["float32", "bfloat16"] = "float32"  # bfloat16 by autocast
-    device: Literal["auto", "cpu"] = "auto"  # auto: an accelerator if there is one
+    device: Literal["auto", "cpu"] = "auto"  # an accelerator if there is one
     threads: Annotated[int, Field(ge=1, le=MAX_THREADS)] | None = None  # None: torch's default
     workers: Annotated[int, Field(ge=0, le=MAX_THREADS)] = 0  # processes that load data
     gradient_checkpointing: bool = False
@@ -185,9 +185,9 @@ class TrainingSection(_Section):
 class EvaluationSection(_Section):
     """How to evaluate."""
 
-    every: Count | None = None  # steps between two evaluations; None: at the end only
-    split: Literal["validation", "test"] = "validation"  # evaluated during training
-    select: Literal["best", "last"] = "best"  # weights to test and keep: the best on ``split``
+    every: Count | None = None  # steps; None: at the end only
+    split: Literal["validation", "test"] = "validation"  # in training
+    select: Literal["best", "last"] = "best"  # weights to test and keep
     batch_size: BatchSize | None = None  # examples at a time; None: at most 32
     test: bool = True  # evaluate on the test split at the end
     # Perplexity by a sliding window:
@@ -365,7 +365,7 @@ def _suggest(near: str | None) -> str:
 
 
 def _closest_field(path: str) -> str | None:
-    """By the whole path, or by the name alone where the section is wrong or missing."""
+    """By the whole path, or by the name where the section is wrong."""
     known = _field_paths(Recipe)
     by_name = {name.rpartition(".")[2]: name for name in known}
     return closest(path, known) or by_name.get(closest(path.rpartition(".")[2], by_name) or "")

@@ -1,4 +1,4 @@
-"""``train``: from a recipe, or a run's last checkpoint, to the trained, tested, saved model."""
+"""``train``: from a recipe or a checkpoint to the tested, saved model."""
 
 import os
 import shutil
@@ -109,7 +109,7 @@ def train(
 
 
 def check_batch_size(recipe: Recipe, processes: int) -> None:
-    """Raise unless the batch divides over the processes and their accumulated batches."""
+    """Raise unless the batch divides over processes and parts."""
     training = recipe.training
     if training.batch_size % (training.accumulation * processes):
         parts = f"{processes} processes in {training.accumulation} parts each"
@@ -130,7 +130,7 @@ def _open_data(recipe: Recipe, on_note: Callable[[str], None]) -> TaskData:
 
 
 def _check_finished(run: Path, on_note: Callable[[str], None]) -> None:
-    """A finished run with changed files is finished again, from its last checkpoint."""
+    """A finished run with changed files is finished again."""
     if not (run / run_dir.SUMMARY).is_file():
         return
     try:
@@ -143,7 +143,7 @@ def _check_finished(run: Path, on_note: Callable[[str], None]) -> None:
 
 
 def _first_step(run: Path, on_note: Callable[[str], None]) -> int:
-    """The step to go on from, 0 at the beginning; incomplete files are deleted."""
+    """The step to go on from; incomplete files are deleted."""
     for pattern in ("checkpoints/.*", ".*.writing", ".*.tmp"):
         for path in run.glob(pattern):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -172,7 +172,7 @@ def _record_environment(
     step: int,
     on_note: Callable[[str], None],
 ) -> None:
-    """Add this session to ``environment.json``; raise where the data have changed."""
+    """Add this session to ``environment.json``; the data must be equal."""
     manifest = data.manifest.to_json()
     sessions: list[Any] = []
     if (before := _environment(run, step, on_note)) is not None:
@@ -205,7 +205,7 @@ def _environment(run: Path, step: int, on_note: Callable[[str], None]) -> dict[s
 
 
 def _finish(loop: TrainingLoop, on_test: OnStep) -> run_dir.RunSummary:
-    """Test and save the selected weights; the summary marks the run as finished."""
+    """Test and save the selected weights, and write the summary."""
     recipe, run, data, model = loop.recipe, loop.run, loop.data, loop.model
     if recipe.evaluation.select == "best":
         if (wrong := checkpoints.verify(run / run_dir.BEST)) is not None:
@@ -308,7 +308,7 @@ def _save_model(
 
 
 def _shown_metrics(summary: run_dir.RunSummary, found: Evaluation | None) -> dict[str, str]:
-    """The metrics of the summary as text, those of the test with their intervals."""
+    """The metrics as text, those of the test with intervals."""
     shown = {name: f"{value:.4g}" for name, value in summary.metrics.items()}
     if found is None or found.interval is None:
         return shown

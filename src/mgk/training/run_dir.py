@@ -1,4 +1,4 @@
-"""The folder of a run: its files, its summary and its metrics. Does not import torch."""
+"""The folder of a run: files, summary, metrics. Does not import torch."""
 
 import json
 import math
@@ -140,7 +140,7 @@ def check_run_dir(recipe: Recipe, out: Path, *, resume: bool, overwrite: bool) -
 
 
 def prepare_run_dir(recipe: Recipe, out: Path, *, resume: bool, overwrite: bool) -> None:
-    """Check the folder, clear it if it is overwritten, and write the recipe into it."""
+    """Check the folder, clear it if it is overwritten, write the recipe."""
     check_run_dir(recipe, out, resume=resume, overwrite=overwrite)
     if overwrite and out.is_dir():
         entries = [entry for entry in out.iterdir() if entry.name != files.LOCK]
@@ -159,7 +159,7 @@ def read_run_recipe(run: Path, *, overrides: Mapping[str, Any] | None = None) ->
 
 
 def finished_recipe(run: Path) -> Recipe:
-    """The recipe of a run that has kept a model; ``RecipeError`` where there is none."""
+    """The recipe of a run with a model, or ``RecipeError``."""
     recipe = read_run_recipe(run)
     if not (run / SUMMARY).is_file() or not (run / MODEL).is_dir():
         raise RecipeError(f"{run}: this run is not finished: go on with mgk train --resume --out {run}")
@@ -167,7 +167,7 @@ def finished_recipe(run: Path) -> Recipe:
 
 
 def write_summary(run: Path, summary: RunSummary) -> None:
-    """Write ``summary.json``, which marks the run as finished, with the SHA-256 of its files."""
+    """Write ``summary.json``, the mark of a finished run."""
     names = (RECIPE, ENVIRONMENT, METRICS, CORRECT)
     paths = [path for name in names if (path := run / name).is_file()]
     paths += [path for path in (run / MODEL).rglob("*") if path.is_file() and path.name != CARD]
@@ -187,7 +187,7 @@ def read_summary(run: Path) -> RunSummary:
 
 
 def read_environment(run: Path) -> dict[str, Any]:
-    """What a run was started with: seed, data and, per session, machine and versions."""
+    """Seed and data of a run; per session, machine and versions."""
     absent, invalid = "there is no run here", "this is not the environment of a run"
     with _reading(run / ENVIRONMENT, absent, invalid) as path:
         return files.read_sealed(path)
@@ -251,7 +251,7 @@ def _reading(path: Path, absent: str, invalid: str) -> Iterator[Path]:
 
 @contextmanager
 def metrics_writer(run: Path, step: int, on_log: OnLog) -> Iterator[OnLog]:
-    """A function that adds a line to ``metrics.jsonl`` and TensorBoard, then calls ``on_log``.
+    """A function that logs to ``metrics.jsonl``, TensorBoard, ``on_log``.
 
     TensorBoard drops what it has of steps after ``step``.
     """
@@ -288,7 +288,7 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
     if not (run / METRICS).is_file():
         return lines
     for text in (run / METRICS).read_text(encoding="utf-8").splitlines():
-        with suppress(ValueError):  # half a line, of a run that was killed while writing
+        with suppress(ValueError):  # half a line, of a killed run
             line = json.loads(text)
             if isinstance(line, dict) and "step" in line:
                 lines.append(line)

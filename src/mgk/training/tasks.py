@@ -178,7 +178,7 @@ def load_weights(folder: Path, task: Task) -> PreTrainedModel:
 
 
 def check_size(kind: type[PreTrainedModel], config: MgkConfig) -> None:
-    """``ValueError`` for a model that this machine cannot hold, before anything is allocated.
+    """``ValueError`` for a model that this machine cannot hold.
 
     Weights are a + b L for L layers, by models of 1 and 2 layers on "meta".
     """
@@ -216,13 +216,13 @@ def model_class(task: Task) -> type[PreTrainedModel]:
 
 
 def num_targets(batch: Batch) -> Tensor:
-    """How many predictions the loss of a batch is the mean of: labels other than -100."""
+    """How many labels of a batch are not -100."""
     labels = batch["shift_labels"] if "shift_labels" in batch else batch["labels"]
     return labels.ne(-100).sum()
 
 
 def num_tokens(batch: Batch, config: MgkConfig) -> int:
-    """How many tokens a batch has without padding; of images, pixels or patches."""
+    """How many tokens a batch has without padding, or pixels, or patches."""
     masks = [value for name, value in batch.items() if name.startswith("attention_mask")]
     if masks:
         return int(sum(mask.sum() for mask in masks))

@@ -84,7 +84,7 @@ def png(data: bytes, alt: str) -> Markup:
 def page(
     title: str, parts: Iterable[str], *, styles: Sequence[str] = ("style.css",), scripts: Sequence[str] = ()
 ) -> str:
-    """The whole document, with style sheets and scripts of this package in one file."""
+    """The whole document, with its style sheets and scripts."""
     folder = files("mgk.experiments.render")
     style, script = (
         "".join(folder.joinpath(name).read_text("utf-8") for name in names) for names in (styles, scripts)

@@ -110,7 +110,7 @@ def _majority_share(test: Dataset[Batch]) -> float:
 
 
 def _unigram(data: TaskData) -> float:
-    """exp(-mean log p(word)) of the test split, p by training counts plus one; or bits."""
+    """exp(-mean log p(word)) of the test split by training counts; or bits."""
     words = data.manifest.facts["vocab_size"]
     counts, test = (
         np.bincount(load_tokens(data.task.name, split, folder=data.folder), minlength=words).astype(np.float64)

@@ -15,7 +15,7 @@ from mgk.functional.validation import is_exporting, is_static
 
 
 class Chunked(Backend[LinearInputs]):
-    """Attention in time and memory O(N); counts in memory O(N) and time O(N^2)."""
+    """Attention in O(N); counts in memory O(N) and time O(N^2)."""
 
     name = "blockwise"
     priority = 1
@@ -116,7 +116,7 @@ class _Segments:
         self.previous_ends = pad(self.ends[:, :-1, -1], (1, 0))  # (B, n)
 
     def within(self, is_causal: bool) -> Tensor:
-        """The pairs of positions of a chunk that share a segment: (B, n, C, C)."""
+        """The pairs of a chunk that share a segment: (B, n, C, C)."""
         queries, keys = self.positions.unsqueeze(2), self.positions.unsqueeze(1)
         seen = (keys >= self.starts.unsqueeze(3)) & (keys < self.ends.unsqueeze(3))
         return seen & (keys <= queries) if is_causal else seen

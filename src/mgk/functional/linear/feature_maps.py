@@ -88,7 +88,7 @@ def favor_projection(dim: int, num_features: int, seed: int) -> Tensor:
     groups = []
     for _ in range(-(-num_features // dim)):
         directions, upper = torch.linalg.qr(_normal(dim, generator))
-        directions = directions * upper.diagonal().sign()  # QR alone favours some directions
+        directions = directions * upper.diagonal().sign()  # without bias
         lengths = _normal(dim, generator).norm(dim=1, keepdim=True)
         groups.append(directions.mT * lengths)
     return torch.cat(groups)[:num_features].float()

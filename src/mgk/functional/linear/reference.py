@@ -1,4 +1,4 @@
-"""Eq. 14 with the L x S products materialised: the oracle of the linear family."""
+"""Eq. 14 with the L x S products in memory: the oracle."""
 
 from torch import Tensor
 

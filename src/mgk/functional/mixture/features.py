@@ -393,7 +393,7 @@ class _Forward(torch.autograd.Function):
             gradients = _Backward.apply(*arguments)
         is_given = [*(x is not None for x in tensors[:6]), needs_mask_grad]
         grads = (x if given else None for x, given in zip(gradients, is_given, strict=True))
-        return None, *grads, *[None] * (2 + len(ctx.options))  # of the backend, and seed, segments, options
+        return None, *grads, *[None] * (2 + len(ctx.options))
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> tuple[Tensor | None, ...]:

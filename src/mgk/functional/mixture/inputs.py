@@ -129,7 +129,7 @@ class AttentionInputs(NamedTuple):
         return AttentionInputs._make(map(cast, self))
 
     def cleaned(self) -> tuple["AttentionInputs", Tensor | None]:
-        """The same inputs with finite keys and values, and the ``masks`` addend."""
+        """The same inputs with finite keys and values, and an addend."""
         keys, value, addend = masks.clean(
             self.keys, self.value, self.attn_mask, self.key_range, self.query.shape[1:3]
         )
