@@ -28,6 +28,8 @@ PHRASES = (
     "whatever is said here",
     "telling task",
     "silent task",
+    "narrow start",
+    "the paper's start",
 )
 IDENTIFIERS = (
     "Bilinear",
@@ -42,6 +44,8 @@ IDENTIFIERS = (
     "harvest",
     "is_padded",
     "likeness",
+    "PICTURES_PER_BLOCK",
+    "data_pictures",
     "made_up",
     "over_ranks",
     "refusal",
@@ -49,8 +53,8 @@ IDENTIFIERS = (
     "yardstick",
 )
 OPTIONS = ("--matrices", "--markdown", "--plain")
-# What was written at the time: the history of changes and this list.
-EXEMPT = ("CHANGELOG.md", "tests/architecture/test_words.py")
+# What was written at the time: the history of changes, a committed plan, and this list.
+EXEMPT = ("CHANGELOG.md", "results/initialisation/plan.yaml", "tests/architecture/test_words.py")
 
 
 def texts() -> dict[str, str]:

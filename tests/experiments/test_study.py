@@ -153,7 +153,7 @@ def test_the_least_regret_is_that_of_the_column_which_no_row_suffers_from():
 
 
 def test_the_choice_follows_the_criterion(results):
-    """Mgk is better from the narrow start by 5%, softmax hardly differs."""
+    """Mgk is better with 0.1 by 5%, softmax hardly differs."""
     values = {
         ("softmax", "paper"): 2.00,
         ("softmax", "0.1"): 2.01,
@@ -162,7 +162,9 @@ def test_the_choice_follows_the_criterion(results):
     }
     store = ResultStore(results / "initialisation")
     study = read_study(results / "initialisation")
-    assert read_initialisation(results).sentences() == ["0 of 9 trials are done; no start is chosen yet."]
+    assert read_initialisation(results).sentences() == [
+        "0 of 9 trials are done; no initialisation is chosen yet."
+    ]
     base = record("wikitext-2", ModelSpec("mgk", 1), 0, perplexity=4.0)
     for trial in study.trials:
         value = values[trial.model.attention, str(trial.model.init)] + 0.01 * trial.seed
@@ -175,8 +177,8 @@ def test_the_choice_follows_the_criterion(results):
     assert names == {"summary.json", "initialisation.png"}
 
 
-def test_starts_are_compared_over_the_seeds_that_all_of_them_have(results):
-    """The second seed is worse by 10%, and only one start has it: that is no regret of the start."""
+def test_initialisations_are_compared_over_the_seeds_that_all_of_them_have(results):
+    """The second seed is worse by 10%, and only one initialisation has it: that is no regret of it."""
     store = ResultStore(results / "initialisation")
     base = record("wikitext-2", ModelSpec("mgk", 1), 0, perplexity=4.0)
     for trial in read_study(results / "initialisation").stages[0].trials:

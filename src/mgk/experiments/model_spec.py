@@ -41,14 +41,14 @@ _OPTION_TITLES = {
     ("variance", "unequal"): " + unequal variances",
     ("feature_map", "favor"): " + Performer features",
     ("feature_map", "dpfp"): " + DPFP features",
-    ("init", "paper"): " from the paper's start",
-    ("init", "narrow"): " from the narrow start",
+    ("init", "paper"): " with the paper's initialisation",
+    ("init", "narrow"): " with the narrow initialisation",
     ("position", "none"): ", no positions",
 }
 
 _SYMBOLS = {
     "mixtures": "M",
-    "init": "score std at the start",
+    "init": "initial score std",
     "head_dim": "D",
     "feed_forward": "feed-forward width",
     "window": "window",
@@ -85,7 +85,7 @@ class ModelSpec:
         mixtures: M; softmax and linear attention have one key and ignore it.
         e_step: "soft" (settings A and B of Section 3.3) or "hard" (C).
         prior: "learned" (A and C), "em" (B) or "uniform".
-        init: the start of queries, keys and shifts; None: the recipe's.
+        init: of queries, keys and shifts; None: the recipe's.
         kernel: "gaussian" (Eq. 9) or "dot" (Eq. 8).
         head_dim: D; like ``feed_forward``, ``window`` and ``position`` the recipe's if None.
     """

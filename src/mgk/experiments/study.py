@@ -30,7 +30,7 @@ CHOSEN: Literal["chosen"] = "chosen"
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """Some trials: every combination of seeds, learning rates, starts and models, the models within the rest.
+    """Some trials: every combination of seeds, learning rates, initialisations and models.
 
     Attributes:
         models: as in ``mgk:4`` or ``mgk:4 mixtures=3``.

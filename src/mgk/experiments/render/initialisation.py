@@ -1,7 +1,4 @@
-"""The study of the start: bits per byte of every model from every start, and the default that its criterion gives.
-
-Does not import torch.
-"""
+"""The study of initialisations and the default by its criterion. Does not import torch."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -27,11 +24,11 @@ from mgk.variants import VARIANTS
 
 ID = "initialisation"
 SUMMARY = "summary.json"
-# Of the criterion in the plan: starts that differ by less are alike, and what one start for all may cost.
+# Of the criterion: what counts as equal, and what one for all may cost.
 TOLERANCE, MAX_REGRET = 0.002, 0.01
 _WIDE_FIRST = ("paper", "0.4", "0.1", "0.02")
 
-Row = dict[str, list[float]]  # start -> values by seed
+Row = dict[str, list[float]]  # init -> values by seed
 
 
 @dataclass(frozen=True)
@@ -43,7 +40,7 @@ class Initialisation:
 
     @cached_property
     def grids(self) -> dict[tuple[str, float | str | None], dict[str, Row]]:
-        """By task and learning rate: of every model the values by start and seed.
+        """By task and learning rate: every model's values by initialisation and seed.
 
         Bits per byte on the validation split, or accuracy in per cent on the test split.
         """
@@ -53,35 +50,35 @@ class Initialisation:
             bits = metrics.get("validation_bits_per_byte")
             value = result.test if bits is None else bits
             rows = found.setdefault((trial.task, trial.learning_rate), {})
-            name, start = replace(trial.model, init=None).name, str(trial.model.init)
-            rows.setdefault(name, {}).setdefault(start, []).append(value)
+            name, init = replace(trial.model, init=None).name, str(trial.model.init)
+            rows.setdefault(name, {}).setdefault(init, []).append(value)
         return found
 
     @cached_property
     def means(self) -> dict[str, dict[str, float]]:
-        """Bits per byte of the stage that has all starts, by model and start, the widest first.
+        """Bits per byte of the stage with all of them, the widest first.
 
-        The mean over the seeds that all starts of a model have: another seed is another level.
+        The mean over the seeds that all initialisations of a model have.
         """
         first = self.study.stages[0]
         rows = self.grids.get((first.task, first.learning_rates[0]), {})
         seeds = {name: min(map(len, rows[name].values())) for name in first.models if name in rows}
         return {
-            name: {start: fmean(rows[name][start][:count]) for start in _WIDE_FIRST if start in rows[name]}
+            name: {init: fmean(rows[name][init][:count]) for init in _WIDE_FIRST if init in rows[name]}
             for name, count in seeds.items()
         }
 
     def choice(self, families: Sequence[str] = ("softmax", "linear")) -> tuple[str, float]:
-        """The start by the criterion for the models of these families, and its largest regret."""
+        """The choice by the criterion for some families, and its largest regret."""
         values = {
             name: row for name, row in self.means.items() if VARIANTS[name.partition(":")[0]].family in families
         }
-        start = least_regret(values, tolerance=TOLERANCE)
-        return start, max(regrets(values)[start].values())
+        init = least_regret(values, tolerance=TOLERANCE)
+        return init, max(regrets(values)[init].values())
 
     @property
-    def starts(self) -> list[str]:
-        """Those of the first stage that every model has."""
+    def inits(self) -> list[str]:
+        """Initialisations of the first stage that every model has."""
         if len(self.means) < len(self.study.stages[0].models):
             return []
         return list(regrets(self.means))
@@ -89,11 +86,11 @@ class Initialisation:
     def sentences(self) -> list[str]:
         """What the criterion says."""
         progress = f"{len(self.results)} of {len(self.study.trials)} trials are done"
-        if len(self.starts) < 2:
-            return [f"{progress}; no start is chosen yet."]
-        start, worst = self.choice()
-        progress += f"; the starts that every model has so far are {', '.join(self.starts)}"
-        text = f"{progress}. One start for all models: {start}, with a regret of at most {worst:.2%} for any of them."
+        if len(self.inits) < 2:
+            return [f"{progress}; no initialisation is chosen yet."]
+        init, worst = self.choice()
+        progress += f"; the initialisations that every model has so far are {', '.join(self.inits)}"
+        text = f"{progress}. One for all models: {init}, with a regret of at most {worst:.2%} for any of them."
         if worst <= MAX_REGRET:
             return [text]
         softmax, linear = (self.choice([family]) for family in ("softmax", "linear"))
@@ -121,16 +118,16 @@ class Initialisation:
         """The tables, the choice and where it was measured."""
         parts = []
         for (task, rate), rows in self.grids.items():
-            starts = [start for start in _WIDE_FIRST if any(start in row for row in rows.values())]
-            lines = [[name, *(_values(row.get(start)) for start in starts)] for name, row in rows.items()]
+            inits = [init for init in _WIDE_FIRST if any(init in row for row in rows.values())]
+            lines = [[name, *(_values(row.get(init)) for init in inits)] for name, row in rows.items()]
             what = "validation bits per byte" if task == "bytes" else "test accuracy, %"
             label = next(result.data.label for result in self.results if result.trial.task == task)
             at = "" if rate is None else f", learning rate {rate:g}"
-            parts += [f"{label}: {what}, one number a seed{at}.", markdown_table(["model", *starts], lines)]
+            parts += [f"{label}: {what}, one number a seed{at}.", markdown_table(["model", *inits], lines)]
         return "\n\n".join([*parts, *self.sentences(), *(f"- {line}" for line in machines(self.results))])
 
     def figure(self) -> Figure:
-        """Bits per byte over the spread of the scores at the start, a panel for each family."""
+        """Bits per byte over the initial spread of the scores, by family."""
         model = self.results[0].recipe.model
         panels = []
         for family, title in (("softmax", "softmax, mgk and smgk"), ("linear", "linear, mlk and smlk")):
@@ -138,23 +135,21 @@ class Initialisation:
             for name, row in self.means.items():
                 variant, _, heads = name.partition(":")
                 if VARIANTS[variant].family == family:
-                    points = [
-                        (log10(_score_std(variant, int(heads), start, model)), row[start]) for start in row
-                    ]
+                    points = [(log10(_score_std(variant, int(heads), init, model)), row[init]) for init in row]
                     series.append(Series(name, sorted(points)))
             panels.append(
                 Lines(
                     title=title,
-                    x_label="log10 of the scores' standard deviation at the start",
+                    x_label="log10 of the initial standard deviation of the scores",
                     y_label="validation bits per byte",
                     series=tuple(series),
                 )
             )
         return Figure(
             id=ID,
-            title="The start of queries and keys",
+            title="Initialisation of queries and keys",
             preset=self.study.stages[0].preset,
-            caption="Bits per byte over the spread of the scores at the start (of linear attention: of the weights).",
+            caption="Bits per byte over the initial spread of the scores (linear attention: of the weights).",
             panels=tuple(panel for panel in panels if panel.series),
             command=f"mgk reproduce {ID}",
         )
@@ -180,13 +175,13 @@ def write_initialisation(results: Path) -> list[Path]:
     return paths
 
 
-def _score_std(variant: str, heads: int, start: str, model: ModelSection) -> float:
+def _score_std(variant: str, heads: int, init: str, model: ModelSection) -> float:
     return score_std(
         variant,
         embed_dim=model["hidden_size"],
         num_heads=heads,
         head_dim=model["head_dim"],
-        init=start if start == "paper" else float(start),
+        init=init if init == "paper" else float(init),
     )
 
 
