@@ -152,7 +152,7 @@ class ModelSpec:
 
     @property
     def name(self) -> str:
-        """As the command line has it: ``mgk:4``, ``mgk:8/4``, ``mgk:4 mixtures=3``."""
+        """As on the command line: ``mgk:4``, ``mgk:8/4``, ``mgk:4 mixtures=3``."""
         options = (f" {name}={value}" for name, value in self._options.items() if name != "key_value_heads")
         return f"{self.attention}:{self._numbers}{''.join(options)}"
 
@@ -185,7 +185,7 @@ class ModelSpec:
         return VARIANTS[self.attention].is_mixture
 
     def baseline(self, heads: int) -> "ModelSpec":
-        """Softmax or linear attention with so many heads: the baseline of a mixture's family."""
+        """The baseline of a mixture's family, with so many heads."""
         return ModelSpec(VARIANTS[self.attention].family, heads)
 
     def scaled(self, factor: float) -> Self:
@@ -218,7 +218,7 @@ class ModelSpec:
 
 
 def sizes_of(recipe: Recipe, **options: Any) -> Sizes:
-    """The sizes of a recipe's model for inputs of full length; ``options`` are further sizes."""
+    """The sizes of a recipe's model for inputs of full length."""
     model = recipe.model
     task = find_task(recipe.task)
     head = HEAD_OF_KIND[task.kind]
@@ -249,5 +249,5 @@ def sizes_of(recipe: Recipe, **options: Any) -> Sizes:
 
 
 def sizes_of_paper(model: ModelSpec, *, fused: bool = True) -> Sizes:
-    """The sizes of a model of the paper on Retrieval: two documents of 4,000 bytes."""
+    """The sizes of a model of the paper on Retrieval."""
     return sizes_of(load_recipe("retrieval", "paper", overrides=model.overrides), fused=fused)

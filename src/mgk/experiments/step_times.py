@@ -1,4 +1,4 @@
-"""The time of a training step and of a generated token of each model, side by side."""
+"""The time of a training step and of a generated token."""
 
 from collections.abc import Callable, Sequence
 from statistics import median
@@ -19,7 +19,7 @@ Measure = Callable[..., dict[str, list[float]]]
 def measure_times(
     trials: Sequence[Trial], measure: Measure, *, rounds: int, on_run: Callable[[], None] = lambda: None
 ) -> dict[str, Any]:
-    """Milliseconds by model, medians over rounds in which every model has its turn, on one thread.
+    """Milliseconds by model: medians over interleaved rounds, one thread.
 
     Args:
         trials: of language models, one of each.

@@ -108,7 +108,7 @@ class Study:
 
     Attributes:
         pairs: that are compared, by the margins of the decision rules.
-        rates: the file with the chosen learning rates, relative to the folder of all results.
+        rates: the file with the chosen learning rates.
         corpus: how the name of the text of ``bytes`` must begin.
         claims: of the paper that the trials decide.
         margins: of the decision rules, by metric.
@@ -129,7 +129,7 @@ class Study:
 
     @property
     def trials(self) -> list[Trial]:
-        """Each once, in the order of the stages; without stages whose learning rates are not chosen yet."""
+        """Each once, by stage; without stages that wait for learning rates."""
         ready = (stage.trials for stage in self.stages if stage.is_ready)
         return list(dict.fromkeys(trial for trials in ready for trial in trials))
 
@@ -159,7 +159,7 @@ class Study:
         return replace(self, stages=tuple(stages))
 
     def seeds_needed(self, stage: Stage, results: Sequence[TrialResult]) -> dict[str, int]:
-        """By model of the stage: the seeds that its pairs take, as far as the first seeds are measured."""
+        """By model of the stage: the seeds that its pairs take."""
         from scipy.stats import t
 
         found = PresetResults(stage.preset, [one for one in results if one.trial.seed in stage.seeds])
@@ -202,7 +202,7 @@ class Study:
 
 
 def family(model: ModelSpec) -> str:
-    """Of models that share a learning rate: the variant; grouped softmax is a family of its own."""
+    """Of models that share a learning rate; grouped softmax is its own."""
     is_grouped = model.attention == "softmax" and model.key_value_heads is not None
     return "grouped" if is_grouped else model.attention
 
@@ -217,7 +217,7 @@ def read_study(folder: Path, results: Path | None = None) -> Study:
 
     Args:
         folder: that its plan is in.
-        results: of all results, where chosen learning rates are; the folder above by default.
+        results: where chosen learning rates are; by default the folder above.
     """
     path = folder / PLAN
     text = path.read_bytes()

@@ -1,4 +1,4 @@
-"""The table of the demo over the seeds of its plan, ``results/demo/comparison.json``. Does not import torch."""
+"""The demo's table over the seeds of its plan. Does not import torch."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +16,7 @@ COMPARISON = "comparison.json"
 
 
 def write_demo(results: Path, *, runs: Path) -> list[Path]:
-    """Compare the models of all seeds; each generates as in the demo. Nothing where a trial is missing."""
+    """Compare the models of all seeds; nothing where a trial is missing."""
     folder = results / ID
     study, store = read_study(folder), ResultStore(folder)
     plan = study.plan()

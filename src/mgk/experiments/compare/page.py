@@ -1,4 +1,4 @@
-"""The page of a comparison: sentences, the table, differences, curves and attention maps."""
+"""The page of a comparison."""
 
 from collections.abc import Callable, Sequence
 from math import isfinite
@@ -61,7 +61,7 @@ def summary(comparison: Comparison) -> list[str]:
 
 
 def verdict(comparison: Comparison, result: Result) -> str:
-    """The difference to the baseline, its confidence interval and whether it is significant."""
+    """The difference to the baseline, and whether it is significant."""
     gap = _gap(result)
     bounds = abs(gap.estimate), gap.low, gap.high
     size, low, high = (
@@ -89,7 +89,7 @@ def result_columns(comparison: Comparison) -> tuple[str, ...]:
 
 
 def result_rows(comparison: Comparison) -> list[tuple[str, ...]]:
-    """The rows of the table on the page and in the terminal: model, metric, then the costs."""
+    """The rows of the table: model, metric, then the costs."""
     baseline = comparison.baseline
 
     def with_ratio(text: str, value: float, reference: float | None) -> str:
@@ -120,7 +120,7 @@ def result_rows(comparison: Comparison) -> list[tuple[str, ...]]:
 
 
 def rows_beside(comparison: Comparison, before: Comparison) -> list[tuple[str, ...]]:
-    """:func:`result_rows`, and below each the same of another comparison, with intervals over its seeds."""
+    """:func:`result_rows`, and below each the same of another comparison."""
     known = {result.name: result for result in before.results}
     rows = []
     for result, row in zip(comparison.results, result_rows(comparison), strict=True):
@@ -131,7 +131,7 @@ def rows_beside(comparison: Comparison, before: Comparison) -> list[tuple[str, .
 
 
 def _seed_row(comparison: Comparison, result: Result) -> tuple[str, ...]:
-    """The numbers of one model with their intervals over seeds; what does not depend on seeds has none."""
+    """The numbers of one model, with intervals where seeds matter."""
     memory, writing = result.peak_memory_bytes, result.writing
     row = [
         _score(comparison, result),

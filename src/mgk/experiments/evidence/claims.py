@@ -69,7 +69,7 @@ def compare_pair(
     *,
     is_comparable: bool,
 ) -> Evidence:
-    """One pair of models: the mean over the tasks where one of them is above chance."""
+    """One pair of models: the mean over tasks above chance."""
     names = _names(candidate, baseline)
     found = {task: d for task in tasks if (d := results.difference(task, candidate, baseline)) is not None}
     if not found:
@@ -111,7 +111,7 @@ def compare_pair(
 def _against_baseline(
     results: PresetResults, *, table: str, half: bool, is_comparable: bool, only: Sequence[str] = ()
 ) -> Iterator[Evidence]:
-    """Each mixture of a table against the baseline with twice as many heads, or as many."""
+    """Each mixture of a table against its baseline."""
     models, tasks = _setting(table, results)
     for model in models:
         if not model.is_mixture or (only and model.attention not in only):
@@ -193,7 +193,7 @@ def _throughout_training(results: PresetResults) -> Iterator[Evidence]:
 def _analyzed_pairs(
     results: PresetResults, experiment_id: str
 ) -> Iterator[tuple[str, list[tuple[ModelAnalysis, ModelAnalysis]]]]:
-    """Each other model of a figure against its first: their names, and their analyses by seed."""
+    """Each model of a figure against its first: names, and analyses by seed."""
     (baseline, *others), (task,) = _setting(experiment_id, results)
     for model in others:
         pairs = paired_by_seed(results.analyses(task, model), results.analyses(task, baseline))
@@ -222,7 +222,7 @@ def _compare_ranks(names: str, pairs: Sequence[tuple[ModelAnalysis, ModelAnalysi
 
 
 def _redundancy(results: PresetResults) -> Iterator[Evidence]:
-    """The baseline's head similarity minus the candidate's, by seed or by example."""
+    """The baseline's head similarity minus the candidate's."""
     for experiment_id in ("fig2", "fig5"):
         names, pairs = next(_analyzed_pairs(results, experiment_id))
         names += f" on {_setting(experiment_id, results)[1][0]}"
@@ -251,7 +251,7 @@ def _cost(count: Count, model: ModelSpec) -> int:
 
 
 def _halved_costs(results: PresetResults, *, attentions: Sequence[str]) -> Iterator[Evidence]:
-    """Both are lower with half the heads, and the more heads the larger the saving."""
+    """Lower with half the heads, and the more heads the larger the saving."""
     counts = {"parameters": cost_model.model_parameters, "FLOPs": cost_model.forward_flops}
     for attention, (what, count) in product(attentions, counts.items()):
         saved, shares = [], []
@@ -276,7 +276,7 @@ def _fewest_parameters(results: PresetResults) -> Iterator[Evidence]:
 
 
 def _most_efficient(results: PresetResults) -> Iterator[Evidence]:
-    """Of Table 4, smgk with a hard E-step has the fewest parameters and training FLOPs."""
+    """Of Table 4, smgk with a hard E-step costs least."""
     models = EXPERIMENTS["table4"].models_at("paper")
     for what, count in (
         ("parameters", cost_model.model_parameters),
@@ -324,7 +324,7 @@ def verdicts(results: PresetResults) -> dict[str, Verdict]:
 
 
 def power_text(claim: Claim, results: PresetResults, seeds: int) -> str:
-    """The difference that so many seeds can detect, by the variance of the results so far."""
+    """The difference that so many seeds can detect."""
     return power(claim.verdict(results).evidence, seeds)
 
 
@@ -344,7 +344,7 @@ def power(evidence: Sequence[Evidence], seeds: int) -> str:
 
 
 def verdicts_json(results: PresetResults) -> dict[str, Any]:
-    """All claims with their verdicts as JSON data; unbounded intervals have null."""
+    """All claims as JSON data; unbounded intervals have null."""
     data = {}
     for claim in CLAIMS:
         verdict = claim.verdict(results)

@@ -1,4 +1,4 @@
-"""Differences between models, paired by seed and example, with confidence intervals."""
+"""Differences between models, paired by seed and example."""
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
@@ -16,7 +16,7 @@ _ByModel = dict[tuple[str, ModelSpec], list[_Item]]
 
 
 class PresetResults:
-    """The trial results and model analyses of one preset, by task, model and seed."""
+    """The results and analyses of one preset, by task, model and seed."""
 
     def __init__(
         self, preset: str, trials: Iterable[TrialResult] = (), analyses: Iterable[ModelAnalysis] = ()
@@ -51,7 +51,7 @@ class PresetResults:
     def difference(
         self, task: str, candidate: ModelSpec, baseline: ModelSpec, *, confidence: float = 0.95
     ) -> Interval | None:
-        """The interval of :meth:`differences`; None where there is no common seed."""
+        """The interval of :meth:`differences`; None without a common seed."""
         pairs = paired_by_seed(self.trials(task, candidate), self.trials(task, baseline))
         if not pairs:
             return None
@@ -104,7 +104,7 @@ def difference_of_means(candidate: Sequence[float], baseline: Sequence[float]) -
 
 
 def detectable_difference(interval: Interval, seeds: int, planned: int | None = None) -> float:
-    """(t_0.975 + t_0.8) s / sqrt(n): the true difference that n seeds find to be one with a probability of 80%.
+    """(t_0.975 + t_0.8) s / sqrt(n): what n seeds detect with a power of 80%.
 
     Args:
         interval: of 95%, over so many seeds; its half-width is t_0.975 s / sqrt(seeds).
@@ -120,7 +120,7 @@ def detectable_difference(interval: Interval, seeds: int, planned: int | None = 
 
 
 def seeds_for(interval: Interval, seeds: int, half_width: float) -> int | None:
-    """N (h / half_width)^2, h the half-width over n seeds: how many would narrow the interval to that.
+    """N (h / half_width)^2 seeds, h the half-width over n seeds.
 
     None where they have no variance yet.
     """

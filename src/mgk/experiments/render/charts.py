@@ -27,7 +27,7 @@ Points = Sequence[tuple[float, float]]
 
 @dataclass(frozen=True)
 class Series:
-    """A named curve of (x, y), x rising; ``band`` is its spread over seeds, (x, low, high)."""
+    """A named curve (x, y); ``band`` is its spread over seeds."""
 
     name: str
     points: Points
@@ -35,7 +35,7 @@ class Series:
 
     @property
     def description(self) -> str:
-        """Where the curve begins and ends, and its maximum where that is between the two."""
+        """Where the curve begins and ends, and its maximum in between."""
         first, last = self.points[0], self.points[-1]
         top = max(self.points, key=lambda point: point[1])
         between = [top] if top[1] > max(first[1], last[1]) else []
@@ -45,7 +45,7 @@ class Series:
 
 @dataclass(frozen=True, kw_only=True)
 class Lines:
-    """Curves over one axis; ``formulas`` are those that the points of a cost were computed by."""
+    """Curves over one axis; ``formulas`` are those of costs."""
 
     title: str
     x_label: str
@@ -79,7 +79,7 @@ class Maps:
 
     @property
     def description(self) -> str:
-        """The narrowest and the widest head, and the one with most weight near the query."""
+        """The narrowest, the widest and the most local head."""
         spreads = {name: attention_spread(weights) for name, weights in self.maps.items()}
         by_width = sorted(spreads, key=lambda name: spreads[name].positions)
         local = max(spreads, key=lambda name: spreads[name].nearby)
@@ -102,7 +102,7 @@ class Maps:
 
 
 def series_over_seeds(name: str, runs: Sequence[Points], width: int = 1) -> Series:
-    """The mean over seeds, and their band; ``width`` points are averaged into one."""
+    """The mean over seeds, and their band; points may be averaged."""
     by_step = [dict(run) for run in runs]
     steps = sorted(set.intersection(*map(set, by_step)))
     values = [[run[step] for run in by_step] for step in steps]
@@ -119,7 +119,7 @@ def series_over_seeds(name: str, runs: Sequence[Points], width: int = 1) -> Seri
 
 
 def line_chart(series: Sequence[Series], *, x_label: str, y_label: str, alt: str) -> Markup:
-    """Curves over a common axis with a legend below; colours and dashes both distinguish them."""
+    """Curves over a common axis with a legend below."""
     xs = [x for curve in series for x, _ in curve.points]
     ys = [y for curve in series for _, y in curve.points]
     ys += [y for curve in series for _, low, high in curve.band for y in (low, high)]
@@ -163,7 +163,7 @@ def line_chart(series: Sequence[Series], *, x_label: str, y_label: str, alt: str
 def interval_chart(
     intervals: Sequence[tuple[str, Interval]], *, x_label: str, alt: str, first_colour: int = 0
 ) -> Markup:
-    """Named estimates with their intervals, one below the other, and a line at zero."""
+    """Named estimates with their intervals, and a line at zero."""
     bounds = [x for _, item in intervals for x in (item.estimate, item.low, item.high) if isfinite(x)]
     ticks = _ticks(min([0.0, *bounds]), max([0.0, *bounds]))
     to_x = _scale(ticks[0], ticks[-1], 16, _WIDTH - 16)
@@ -189,7 +189,7 @@ def interval_chart(
 
 
 def _element(tag: str, content: str = "", **attributes: str | float) -> Markup:
-    """An SVG element; ``text_anchor`` stands for ``text-anchor``, ``class_`` for ``class``."""
+    """An SVG element; ``text_anchor`` stands for ``text-anchor``."""
     texts = (
         Markup(' {}="{}"').format(
             name.rstrip("_").replace("_", "-"), f"{value:.1f}" if isinstance(value, float) else value
@@ -233,7 +233,7 @@ def _scale(low: float, high: float, start: float, end: float) -> Callable[[float
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    """Round numbers that span the range: steps of 1, 2, 2.5 or 5 times a power of ten."""
+    """Round numbers that span the range."""
     from matplotlib.ticker import MaxNLocator
 
     pad = 0.0 if high > low else abs(low) / 2 or 1.0

@@ -1,4 +1,4 @@
-"""The frontier: bits per byte against what a model costs, and who should use what. Does not import torch."""
+"""The frontier: quality against cost. Does not import torch."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -92,7 +92,7 @@ class Frontier:
 
     @cached_property
     def points(self) -> list[Point]:
-        """Every model that has a seed in common with the baseline, in the order of the plan."""
+        """Every model with a seed in common with the baseline."""
         models = dict.fromkeys(result.trial.model for result in self.results)
         points = []
         for model in models:
@@ -113,7 +113,7 @@ class Frontier:
         return points
 
     def front(self, cost: str) -> list[Point]:
-        """The models that no other one beats in quality at the same or a lower cost, the cheapest first."""
+        """The models that no cheaper one beats, the cheapest first."""
         found: list[Point] = []
         rest = (point for point in self.points if cost in point.costs)
         for point in sorted(rest, key=lambda point: (point.costs[cost], -point.gain.estimate)):
@@ -162,7 +162,7 @@ class Frontier:
         return data
 
     def markdown(self) -> str:
-        """Who should use what, the pairs, the table of all models, and where it was measured."""
+        """Who should use what, the pairs, the table, and the machine."""
         fronts = {cost: {point.model for point in self.front(cost)} for cost in COSTS}
         rows = []
         for point in self.points:
@@ -196,7 +196,7 @@ class Frontier:
         )
 
     def figure(self) -> Figure:
-        """The gain over each cost: the softmax family on the left, the linear one on the right."""
+        """The gain over each cost, a panel for each family."""
         panels = []
         for cost, heading in COSTS.items():
             for family in ("softmax", "linear"):
@@ -218,7 +218,7 @@ class Frontier:
         )
 
     def _series(self, cost: str, family: str) -> Iterable[Series]:
-        """By variant over the heads, the other options at their defaults; then the Pareto front."""
+        """By variant over the heads; then the Pareto front."""
         curves: dict[str, list[Point]] = {}
         for point in self.points:
             model = ModelSpec.parse(point.model)
@@ -235,7 +235,7 @@ class Frontier:
 
 
 def costs(result: TrialResult) -> dict[str, float]:
-    """Cache and attention FLOPs a token by formula, at the recipe's length; parameters as counted."""
+    """Cache and FLOPs a token by formula; parameters as counted."""
     sizes = sizes_of(result.recipe)
 
     def per_token(count: Callable[[cost_model.Sizes], Any], layers: int) -> float:

@@ -1,4 +1,4 @@
-"""The study of learning rates: the one that each family gets on each task. Does not import torch."""
+"""The study of learning rates. Does not import torch."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -39,7 +39,7 @@ class LearningRates:
 
     @cached_property
     def chosen(self) -> dict[str, dict[str, float]]:
-        """By task and family: the rate with the best mean, once all trials of the family are done."""
+        """By task and family: the rate with the best mean, once complete."""
         planned: dict[tuple[str, str], int] = {}
         for trial in self.study.trials:
             key = trial.task, family(trial.model)

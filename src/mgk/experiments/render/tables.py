@@ -1,4 +1,4 @@
-"""The paper's tables with our numbers beside its own, as data, Markdown and rows of text."""
+"""The paper's tables with our numbers beside its own."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -29,7 +29,7 @@ class Entry:
     deviation: float | None  # the standard deviation over seeds; None for one seed
     values: tuple[float, ...]  # by seed
     paper: float | None  # None where the paper has no number
-    difference: Interval | None  # to the row's reference; None for baselines, and where both are at chance
+    difference: Interval | None  # to the reference; None if both are at chance
 
     @property
     def text(self) -> str:
@@ -58,10 +58,10 @@ class Row:
     """One model."""
 
     model: str
-    paper_model: str | None  # the model of the paper whose numbers are beside, if it is another one
+    paper_model: str | None  # whose numbers are beside, if it is another one
     reference: str | None  # the model that it is compared to
     seeds: tuple[int, int]  # the fewest and the most over the columns
-    parameters: tuple[int, int]  # the fewest and the most: tasks differ by their vocabulary
+    parameters: tuple[int, int]  # the fewest and the most over tasks
     entries: dict[str, Entry]  # by column
 
     @property
@@ -78,7 +78,7 @@ class Table:
     title: str
     preset: str
     metric: str  # "accuracy", in per cent, or "perplexity"
-    columns: tuple[str, ...]  # tasks and "average", or "validation" and "test" of language models
+    columns: tuple[str, ...]  # tasks and "average", or splits of language models
     labels: dict[str, str]  # of the columns: what the data are
     rows: tuple[Row, ...]
     notes: tuple[str, ...]  # what limits the comparison
@@ -129,7 +129,7 @@ def make_table(experiment: Experiment, results: PresetResults) -> Table | None:
 
 
 def machines(trials: Sequence[TrialResult]) -> tuple[str, ...]:
-    """Where trials were measured: a line per machine, with its days and commits."""
+    """Where trials were measured: a line per machine."""
     groups: dict[str, list[TrialResult]] = {}
     for trial in trials:
         machine = trial.machine
@@ -313,7 +313,7 @@ def _notes(experiment: Experiment, results: PresetResults, trials: Sequence[Tria
 
 
 def _has_several_recipes(trials: Sequence[TrialResult]) -> bool:
-    """Apart from model and seed; a plan chooses the learning rate of each family."""
+    """Apart from model and seed, and the learning rate of a plan."""
     first, *others = (trial.recipe for trial in trials)
     planned = {"training.learning_rate"} if all(trial.plan for trial in trials) else set()
     found = {path for other in others for path in changes(first, other)} - {"seed", *planned}
