@@ -11,6 +11,7 @@ from mgk.functional.mixture import em_statistics, reference
 from mgk.functional.mixture.backends.blockwise import Blockwise
 from mgk.functional.mixture.backends.cpu import Cpu
 from mgk.functional.mixture.backends.sdpa import Sdpa
+from mgk.functional.mixture.backends.triton_backend.backend import Triton
 from mgk.functional.mixture.em_statistics import MStep
 from mgk.functional.mixture.inputs import AttentionInputs, compute_dtype, validate_inputs
 from mgk.functional.mixture.reference import Eager, Reference
@@ -20,7 +21,7 @@ from mgk.variants import EStep, Kernel
 # (left, right), or one number for both ends
 Window = int | tuple[int | None, int | None] | None
 
-register("softmax", Reference(), Eager(), Blockwise(), Sdpa(), Cpu())
+register("softmax", Reference(), Eager(), Blockwise(), Sdpa(), Cpu(), Triton())
 
 
 @overload

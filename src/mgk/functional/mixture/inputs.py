@@ -75,6 +75,18 @@ class AttentionInputs(NamedTuple):
         return self.e_step == "hard" and self.num_mixtures > 1
 
     @property
+    def is_softmax(self) -> bool:
+        """Eq. 1: one key, the dot product and a scale, with masks that SDPA takes as they are."""
+        return (
+            self.num_mixtures == 1
+            and self.kernel == "dot"
+            and self.log_prior is None
+            and self.shifts is None
+            and not isinstance(self.variance, Tensor)
+            and not (self.is_causal and self.has_key_mask)
+        )
+
+    @property
     def has_common_variance(self) -> bool:
         """Whether sigma^2 is one number for a head."""
         return not isinstance(self.variance, Tensor) or self.variance.shape[2:] == (1, 1)

@@ -50,7 +50,7 @@ class Sdpa(Backend[AttentionInputs]):
         if inputs.is_hard:
             return "its softmax cannot take the maximum over components that e_step='hard' needs"
         if inputs.dropout_p > 0:
-            if not _is_softmax(inputs):
+            if not inputs.is_softmax:
                 return "its dropout would drop (position, component) pairs, not position weights"
             if inputs.query.device.type == "cpu":
                 return "on the CPU its dropout needs N x N memory"
@@ -69,7 +69,7 @@ class Sdpa(Backend[AttentionInputs]):
             # beside a large mask the kernels' log-sum-exp loses its digits
             dtype = torch.float64 if _needs_float64(inputs) else compute_dtype(inputs.query)
             return attention(inputs.in_dtype(dtype))[0], None
-        if _is_softmax(inputs):
+        if inputs.is_softmax:
             scale = 1 / float(inputs.variance)
             return _attend(inputs, inputs.query, inputs.keys, inputs.value, scale=scale), None
         inputs = inputs.with_normalised_prior().with_key_mask_in_prior()
@@ -88,18 +88,6 @@ class Sdpa(Backend[AttentionInputs]):
 def _needs_float64(inputs: AttentionInputs) -> bool:
     """Whether float32 is too imprecise on the CPU, as for sigma^2's gradient."""
     return needs_grad(inputs.variance) and inputs.query.device.type == "cpu"
-
-
-def _is_softmax(inputs: AttentionInputs) -> bool:
-    """Eq. 1: one key, the dot product, a scale, and SDPA's own masks."""
-    return (
-        inputs.num_mixtures == 1
-        and inputs.kernel == "dot"
-        and inputs.log_prior is None
-        and inputs.shifts is None
-        and not isinstance(inputs.variance, Tensor)
-        and not (inputs.is_causal and inputs.has_key_mask)
-    )
 
 
 def _has_large_mask(inputs: AttentionInputs) -> bool:

@@ -1,0 +1,448 @@
+"""The kernels on tensors: what they are specialised for, their grids, and the small sums around them."""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import fields, replace
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from mgk.functional.mixture.backends.triton_backend import backward as backward_kernels
+from mgk.functional.mixture.backends.triton_backend import counts as counting_kernels
+from mgk.functional.mixture.backends.triton_backend import decode as decoding_kernels
+from mgk.functional.mixture.backends.triton_backend import features as feature_kernels
+from mgk.functional.mixture.backends.triton_backend import forward as forward_kernels
+from mgk.functional.mixture.backends.triton_backend import tiles
+from mgk.functional.mixture.backends.triton_backend.backend import is_interpreted
+from mgk.functional.mixture.backends.triton_backend.spec import (
+    Call,
+    Dropout,
+    Features,
+    Inputs,
+    Rows,
+    Sizes,
+    Spec,
+    Strided,
+)
+
+LOG2E = 1 / math.log(2)
+# A rank-M factor that is at least 2^-60 keeps float32's precision; weights in float16 have 2^-24 to lose.
+MAX_SPREAD = {torch.float32: 60.0, torch.bfloat16: 60.0, torch.float16: 8.0}
+# Keys that one program of the decoding kernel reads at least, and the most chunks that are joined.
+DECODE_CHUNK, MOST_CHUNKS = 256, 128
+
+
+class Problem(NamedTuple):
+    """A call as the kernels take it, before features are made."""
+
+    query: Tensor  # (B, Hq, L, D)
+    keys: Tensor  # (B, H, M, S, D), or (B, H, 1, S, D) with shifts
+    value: Tensor  # (B, H, S, E)
+    shifts: Tensor | None  # (H, M, D)
+    log_prior: Tensor | None  # broadcastable to (B, H, M, S)
+    variance: Tensor  # broadcastable to (B, H, M, S)
+    mask: Tensor | None  # bool or float, broadcastable to (B, Hq, L, S)
+    segments: Tensor | None  # first and last + 1 position of each position's segment (B, 2, S), int32
+    seed: Tensor | None  # (1,), int64
+    is_dot: bool
+    is_hard: bool
+    left: int | None
+    right: int | None
+    dropout_p: float
+
+    @property
+    def mixtures(self) -> int:
+        """M."""
+        return self.keys.shape[2] if self.shifts is None else self.shifts.shape[1]
+
+    @property
+    def is_shifted(self) -> bool:
+        """Whether all components share the product of query and key."""
+        return self.shifts is not None and not self.is_varying and not self.is_dot
+
+    @property
+    def bias_rows(self) -> int:
+        """Rows of the key bias: the components, and what the rank-M factor of shifted ones needs."""
+        return 2 * self.mixtures + 2 if self.is_shifted else self.mixtures
+
+    @property
+    def is_varying(self) -> bool:
+        """Whether sigma^2 differs between the keys that a query sees."""
+        return self.variance.shape[2:] != (1, 1)
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether a query may see some positions only."""
+        return self.left is not None or self.right is not None or self.segments is not None
+
+    @property
+    def has_dead_keys(self) -> bool:
+        """Whether the prior may remove positions."""
+        return self.log_prior is not None and self.log_prior.shape[3] > 1
+
+    @property
+    def checks_values(self) -> bool:
+        """Whether there may be values that a query does not see."""
+        return self.is_partial or self.has_dead_keys
+
+
+class Result(NamedTuple):
+    """The output, and what the backward kernels need."""
+
+    out: Tensor  # (B, Hq, L, E)
+    lse: Tensor  # (B, Hq, L), float32, without the 1 / M of a uniform prior
+    row_max: Tensor
+    row_sum: Tensor
+    features: Features
+    value: Tensor  # zeros at dead keys
+
+
+class Gradients(NamedTuple):
+    """The gradients of a problem's tensors."""
+
+    query: Tensor
+    keys: Tensor
+    value: Tensor
+    shifts: Tensor | None
+    log_prior: Tensor | None
+    variance: Tensor | None
+    mask: Tensor | None
+
+
+def padded(width: int) -> int:
+    """The least power of two of at least 16 that holds the width: what products of tiles need."""
+    return max(16, triton.next_power_of_2(width))
+
+
+def _run(kernel: Any, grid: tuple[int, ...], arguments: tuple[Any, ...], spec: Spec, tile: tiles.Tile) -> None:
+    constant = spec if is_interpreted() else compile_time(spec)
+    kernel[grid](*arguments, constant, num_warps=tile.warps, num_stages=tile.stages)
+
+
+_launch: Callable[..., None] = _run
+_target: str | None = None
+
+
+@contextmanager
+def launching_with(launch: Callable[..., None], target: str) -> Iterator[None]:
+    """Hand every kernel, its grid, arguments, specification and tile for a target to another function."""
+    global _launch, _target
+    before = _launch, _target
+    _launch, _target = launch, target
+    try:
+        yield
+    finally:
+        _launch, _target = before
+
+
+def compile_time(spec: Spec) -> Spec:
+    """The specification with its numbers as compile-time constants."""
+    return Spec(**{field.name: tl.constexpr(getattr(spec, field.name)) for field in fields(spec)})
+
+
+def target_of(device: torch.device) -> str:
+    """The kind of device that tiles are listed for: "sm_80", "sm_90", "sm_100" or "gfx942"."""
+    if _target is not None or device.type != "cuda":
+        return _target or "sm_80"
+    if torch.version.hip is not None:
+        return "gfx942"
+    major = torch.cuda.get_device_capability(device)[0]
+    return {9: "sm_90"}.get(major, "sm_80" if major < 9 else "sm_100")
+
+
+def _tile(problem: Problem, kernel: str) -> tiles.Tile:
+    width = max(padded(problem.query.shape[-1]), padded(problem.value.shape[-1]))
+    key_mixtures = 1 if problem.is_shifted else problem.mixtures
+    target = target_of(problem.query.device)
+    return tiles.tile(target, kernel, width, key_mixtures, problem.query.element_size())
+
+
+def _spec(problem: Problem, tile: tiles.Tile, **changes: Any) -> Spec:
+    width, value_width = problem.query.shape[-1], problem.value.shape[-1]
+    mask = problem.mask
+    precision = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
+    spec = Spec(
+        mixtures=problem.mixtures,
+        key_mixtures=1 if problem.is_shifted else problem.mixtures,
+        width=width,
+        value_width=value_width,
+        padded_width=padded(width),
+        padded_value_width=padded(value_width),
+        query_tile=tile.queries,
+        key_tile=tile.keys,
+        is_shifted=problem.is_shifted,
+        is_hard=problem.is_hard and problem.mixtures > 1,
+        is_varying=problem.is_varying,
+        is_dot=problem.is_dot,
+        mask="none" if mask is None else "bool" if mask.dtype == torch.bool else "float",
+        has_left=problem.left is not None,
+        has_right=problem.right is not None,
+        has_segments=problem.segments is not None,
+        has_dead_keys=problem.has_dead_keys,
+        has_dropout=problem.seed is not None,
+        has_shifts=problem.shifts is not None,
+        has_prior=problem.log_prior is not None,
+        has_bias=not problem.is_dot or problem.log_prior is not None or problem.is_varying or problem.checks_values,
+        bias_rows=problem.bias_rows,
+        centre="first" if problem.is_partial else "mean",
+        keeps_small=problem.is_partial or problem.query.dtype != torch.float32,
+        checks_values=problem.checks_values,
+        precision=precision if problem.query.dtype == torch.float32 else "ieee",
+        max_spread=MAX_SPREAD[problem.query.dtype],
+    )
+    return replace(spec, **changes)
+
+
+def _strided(x: Tensor | None, shape: tuple[int, ...], missing: Tensor) -> Strided:
+    """X broadcast to the shape of four dimensions, with features behind them if it has five."""
+    if x is None:
+        return Strided(missing, 0, 0, 0, 0)
+    if x.ndim == 5:
+        x = x if x.stride(4) == 1 else x.contiguous()
+        shape = (*shape, x.shape[4])
+    if x.dtype == torch.bool:
+        x = x.view(torch.uint8)
+    expanded = x.expand(shape)
+    return Strided(expanded, *expanded.stride()[:4])
+
+
+def _sizes(problem: Problem) -> Sizes:
+    heads, num_queries, num_keys = problem.keys.shape[1], problem.query.shape[2], problem.keys.shape[3]
+    segments = problem.query if problem.segments is None else problem.segments
+    left, right = problem.left or 0, problem.right or 0
+    groups = problem.query.shape[1] // heads
+    return Sizes(heads, groups, num_queries, num_keys, num_keys - num_queries, left, right, segments)
+
+
+def _inputs(problem: Problem) -> Inputs:
+    batch, heads, num_queries, _ = problem.query.shape
+    pairs = (batch, problem.keys.shape[1], problem.mixtures, problem.keys.shape[3])
+    shifts = problem.query if problem.shifts is None else problem.shifts.contiguous()
+    return Inputs(
+        query=_strided(problem.query.unsqueeze(2), (batch, heads, 1, num_queries), problem.query),
+        keys=_strided(problem.keys, pairs, problem.query),
+        value=_strided(problem.value.unsqueeze(2), (*pairs[:2], 1, pairs[3]), problem.query),
+        log_prior=_strided(problem.log_prior, pairs, problem.query),
+        variance=_strided(problem.variance, pairs, problem.query),
+        shifts=shifts,
+        least=_least(problem),
+        sizes=_sizes(problem),
+    )
+
+
+def _least(problem: Problem) -> Tensor:
+    """The least 1 / sigma_jr^2 of each head (B, H), or 0 where positions have their own: it may not reveal them."""
+    shape = problem.keys.shape[:2]
+    if problem.variance.shape[3] > 1:
+        return problem.query.new_zeros(shape, dtype=torch.float32)
+    return problem.variance.float().amax((2, 3)).reciprocal().expand(shape).contiguous()
+
+
+def make_features(problem: Problem) -> tuple[Features, Tensor]:
+    """The features of a problem, and its values with zeros at dead keys."""
+    batch, heads, num_queries, width = problem.query.shape
+    key_heads, num_keys, value_width = problem.keys.shape[1], problem.keys.shape[3], problem.value.shape[-1]
+    key_mixtures = 1 if problem.is_shifted else problem.mixtures
+    inputs = _inputs(problem)
+    new = problem.query.new_empty
+
+    def numbers(*shape: int) -> Tensor:
+        return new(shape, dtype=torch.float32)
+
+    features = Features(
+        query=new((batch, heads, num_queries, width)),
+        keys=new((batch, key_heads, key_mixtures, num_keys, width)),
+        key_bias=numbers(batch, key_heads, problem.bias_rows, num_keys),
+        query_norm=numbers(batch, heads, num_queries),
+        least=inputs.least,
+        query_bias=numbers(*((batch, heads, 2 * problem.mixtures + 1, num_queries) if problem.is_shifted else (0,))),
+        excess=numbers(*((batch, key_heads, problem.mixtures, num_keys) if problem.is_varying else (0,))),
+    )
+    value = problem.value
+    if problem.has_dead_keys:
+        value = new((batch, key_heads, num_keys, value_width))
+    tile = _tile(problem, "features")
+    spec = _spec(problem, tile)
+    centre = numbers(batch, key_heads, spec.padded_width)
+    if not problem.is_dot:
+        _launch(feature_kernels.centres, (batch * key_heads,), (centre, inputs), spec, tile)
+    grid = (triton.cdiv(num_queries, tile.queries), batch * heads)
+    _launch(feature_kernels.query_features, grid, (features, centre, inputs), spec, tile)
+    grid = (triton.cdiv(num_keys, tile.keys), batch * key_heads)
+    _launch(feature_kernels.key_features, grid, (features, value, centre, inputs), spec, tile)
+    return features, value
+
+
+def _call(problem: Problem, features: Features, value: Tensor) -> Call:
+    batch, heads, num_queries, _ = problem.query.shape
+    num_keys = problem.keys.shape[3]
+    kept = 1 - problem.dropout_p
+    return Call(
+        features=features,
+        value=_strided(value.unsqueeze(2), (batch, problem.keys.shape[1], 1, num_keys), value),
+        mask=_strided(problem.mask, (batch, heads, num_queries, num_keys), problem.query),
+        sizes=_sizes(problem),
+        dropout=Dropout(
+            problem.query if problem.seed is None else problem.seed,
+            round(problem.dropout_p * 2**32),
+            1 / kept if kept > 0 else 0.0,
+        ),
+    )
+
+
+def forward(problem: Problem) -> Result:
+    """h_i = sum_j A_ij v_j (Eq. 10) and lse_i."""
+    batch, heads, num_queries, _ = problem.query.shape
+    features, value = make_features(problem)
+    out = problem.query.new_empty(batch, heads, num_queries, problem.value.shape[-1])
+    lse, row_max, row_sum = (torch.empty_like(features.query_norm) for _ in range(3))
+    tile = _tile(problem, "forward")
+    grid = (triton.cdiv(num_queries, tile.queries), batch * heads)
+    arguments = (out, lse, row_max, row_sum, _call(problem, features, value))
+    _launch(forward_kernels.forward, grid, arguments, _spec(problem, tile), tile)
+    return Result(out, lse, row_max, row_sum, features, value)
+
+
+def backward(
+    grad: Tensor, lse_grad: Tensor | None, problem: Problem, result: Result, needs: tuple[bool, bool] = (False, False)
+) -> Gradients:
+    """The gradients from those of the output and of lse; ``needs`` asks for those of the variance and the mask."""
+    batch, heads, num_queries, width = problem.query.shape
+    features, value, num_keys = result.features, result.value, problem.keys.shape[3]
+    key_heads = problem.keys.shape[1]
+    grad = grad.contiguous()
+    lse_grad = torch.zeros_like(result.lse) if lse_grad is None else lse_grad.float().contiguous()
+    delta, inverse_sum = torch.empty_like(result.lse), torch.empty_like(result.lse)
+    tile = _tile(problem, "features")
+    grid = (triton.cdiv(delta.numel(), tile.queries),)
+    arguments: tuple[Any, ...] = (delta, inverse_sum, result.row_sum, result.out, grad, lse_grad, delta.numel())
+    _launch(backward_kernels.deltas, grid, arguments, _spec(problem, tile), tile)
+    rows, call = Rows(result.row_max, inverse_sum, delta), _call(problem, features, value)
+
+    exact = torch.float32 if problem.shifts is not None else None
+    d_keys = torch.empty_like(features.keys, dtype=exact)
+    d_value = value.new_empty(value.shape)
+    d_bias = features.key_bias.new_empty(batch, key_heads, problem.mixtures, num_keys)
+    d_scale = features.key_bias.new_empty(features.keys.shape[:4])
+    tile = _tile(problem, "keys")
+    spec = _spec(problem, tile, keys_first=True, needs_variance_grad=needs[0])
+    grid = (triton.cdiv(num_keys, tile.keys), batch * key_heads)
+    arguments = (d_keys, d_value, d_bias, d_scale, grad, rows, call)
+    _launch(backward_kernels.keys_backward, grid, arguments, spec, tile)
+
+    d_query = torch.empty_like(features.query, dtype=exact)
+    d_query_bias = d_bias.new_empty(batch, heads, problem.mixtures if problem.is_shifted else 0, num_queries)
+    d_mask = None
+    if needs[1]:
+        d_mask = d_bias.new_zeros(batch, heads, num_queries, num_keys)
+    tile = _tile(problem, "queries")
+    spec = _spec(problem, tile, needs_mask_grad=needs[1])
+    grid = (triton.cdiv(num_queries, tile.queries), batch * heads)
+    arguments = (d_query, d_query_bias, d_bias if d_mask is None else d_mask, grad, lse_grad, rows, call)
+    _launch(backward_kernels.queries_backward, grid, arguments, spec, tile)
+    return _input_gradients(problem, features, d_query, d_keys, d_value, d_query_bias, d_bias, d_scale, d_mask, needs[0])
+
+
+def _input_gradients(
+    problem: Problem,
+    features: Features,
+    d_query: Tensor,
+    d_keys: Tensor,
+    d_value: Tensor,
+    d_query_bias: Tensor,
+    d_bias: Tensor,
+    d_scale: Tensor,
+    d_mask: Tensor | None,
+    needs_variance: bool,
+) -> Gradients:
+    """The gradients of the inputs from those of the features: sums over what is shared."""
+    d_shifts = None
+    if problem.is_shifted:
+        assert problem.shifts is not None
+        least = features.least[:, :, None, None]
+        shifts = problem.shifts.float()
+        shifts = shifts - shifts.mean(1, keepdim=True)
+        groups = d_query.shape[1] // d_keys.shape[1]
+        scale = features.least.repeat_interleave(groups, 1)[:, :, None, None]
+        d_query = d_query + scale * (d_query_bias.mT @ shifts.repeat_interleave(groups, 0))
+        d_keys = d_keys - (least * (d_bias.mT @ shifts)).unsqueeze(2)
+        # sum_ij g (q - k - b_r) / sigma^2
+        from_queries = (d_query_bias @ features.query.float()).unflatten(1, (-1, groups)).sum(2)
+        from_keys = d_bias @ features.keys.squeeze(2).float() + d_bias.sum(-1, keepdim=True) * shifts
+        d_shifts = (least * (from_queries - from_keys)).sum(0)
+    elif problem.shifts is not None:
+        d_shifts = d_keys.sum((0, 3))
+        d_keys = d_keys.sum(2, keepdim=True)
+    d_prior = None
+    if problem.log_prior is not None:
+        d_prior = _sum_to(d_bias, problem.log_prior.shape)
+    d_variance = None
+    if needs_variance:
+        d_variance = _variance_gradient(problem, features, d_query_bias, d_bias, d_scale)
+    if problem.mask is not None and d_mask is not None:
+        d_mask = _sum_to(d_mask, problem.mask.shape)
+    return Gradients(d_query, d_keys, d_value, d_shifts, d_prior, d_variance, d_mask)
+
+
+def _variance_gradient(
+    problem: Problem, features: Features, d_query_bias: Tensor, d_bias: Tensor, d_scale: Tensor
+) -> Tensor:
+    """-sum_i g_ijr x_ijr / sigma_jr^2, x being the score without its prior; the kernel's sum has the prior in it."""
+    total = d_scale.double() / LOG2E
+    finite_bias = features.key_bias[:, :, : problem.mixtures].clamp_min(-1e30).double() / LOG2E
+    if problem.is_shifted:
+        # the kernel's sum lacks both biases
+        groups = d_query_bias.shape[1] // d_bias.shape[1]
+        from_queries = (d_query_bias.double() * features.query_bias[:, :, : problem.mixtures].double() / LOG2E).sum((2, 3))
+        from_queries = from_queries.unflatten(1, (-1, groups)).sum(2)[:, :, None, None]
+        total = total + (d_bias.double() * finite_bias).sum(2, keepdim=True)
+        total = total.sum((2, 3), keepdim=True) + from_queries
+    prior = 0.0
+    if problem.log_prior is not None:
+        prior = d_bias.double() * problem.log_prior.double().clamp_min(-1e30)
+    total = _sum_to(total - prior if not problem.is_shifted else total, problem.variance.shape, torch.float64)
+    if problem.is_shifted and problem.log_prior is not None:
+        total = total - _sum_to(prior, problem.variance.shape, torch.float64)
+    return -total / problem.variance.double()
+
+
+def _sum_to(x: Tensor, shape: tuple[int, ...], dtype: torch.dtype = torch.float64) -> Tensor:
+    """X summed to a shape that broadcasts to its own, in float64: thousands of terms nearly cancel."""
+    dims = [d for d in range(x.ndim) if shape[d] == 1 and x.shape[d] > 1]
+    return x.sum(dims, keepdim=True, dtype=dtype) if dims else x
+
+
+def counts(problem: Problem, query_mask: Tensor | None) -> Tensor:
+    """N_jr = sum_i gamma_ijr (B, H, M, S)."""
+    features, value = make_features(problem)
+    result = features.key_bias.new_empty(*features.key_bias.shape[:2], problem.mixtures, problem.keys.shape[3])
+    tile = _tile(problem, "counts")
+    spec = _spec(problem, tile, keys_first=True, has_query_mask=query_mask is not None)
+    mask = result if query_mask is None else query_mask.contiguous().view(torch.uint8)
+    grid = (triton.cdiv(problem.keys.shape[3], tile.keys), problem.keys.shape[0] * problem.keys.shape[1])
+    _launch(counting_kernels.counts, grid, (result, mask, _call(problem, features, value)), spec, tile)
+    return result
+
+
+def decode(problem: Problem) -> tuple[Tensor, Tensor]:
+    """The output (B, Hq, 1, E) and lse (B, Hq, 1) of one query."""
+    batch, heads, _, _ = problem.query.shape
+    num_keys, value_width = problem.keys.shape[3], problem.value.shape[-1]
+    per_chunk = max(DECODE_CHUNK, triton.next_power_of_2(triton.cdiv(num_keys, MOST_CHUNKS)))
+    num_chunks = triton.cdiv(num_keys, per_chunk)
+    tile = _tile(problem, "decode")
+    spec = _spec(problem, tile, key_mixtures=problem.keys.shape[2], query_tile=1)
+    new = problem.query.new_empty
+    partial = new((batch, heads, num_chunks, spec.padded_value_width), dtype=torch.float32)
+    partial_max, partial_sum = (new((batch, heads, num_chunks), dtype=torch.float32) for _ in range(2))
+    out, lse = new((batch, heads, 1, value_width)), new((batch, heads, 1), dtype=torch.float32)
+    mask = _strided(problem.mask, (batch, heads, 1, num_keys), problem.query)
+    arguments: tuple[Any, ...] = (partial, partial_max, partial_sum, mask, _inputs(problem), per_chunk)
+    _launch(decoding_kernels.decode, (num_chunks, batch * heads), arguments, spec, tile)
+    arguments = (out, lse, partial, partial_max, partial_sum, num_chunks, triton.next_power_of_2(num_chunks))
+    _launch(decoding_kernels.join_chunks, (batch * heads,), arguments, spec, tile)
+    return out, lse

@@ -1,0 +1,10 @@
+"""These tests run in a process with TRITON_INTERPRET=1, which ``test_interpreter.py`` starts."""
+
+import os
+
+if os.environ.get("TRITON_INTERPRET") == "1":
+    from support import triton_interpreter
+
+    triton_interpreter.install()
+else:
+    collect_ignore_glob = ["test_*.py"]
