@@ -4,8 +4,9 @@ import math
 from typing import Any
 
 import torch
-from mgk.functional.mixture.backends.triton_backend.launch import Problem
 from torch import Tensor
+
+from mgk.functional.mixture.backends.triton_backend.launch import Problem
 
 
 def problem(
@@ -59,14 +60,18 @@ def problem(
         "none": None,
         "bool": torch.rand(batch, 1, queries, keys, generator=generator) > 0.3,
         "float": normal(1, heads * groups, queries, keys),
-        "removing": normal(batch, 1, 1, keys).where(torch.rand(1, 1, 1, keys, generator=generator) > 0.3, -math.inf),
+        "removing": normal(batch, 1, 1, keys).where(
+            torch.rand(1, 1, 1, keys, generator=generator) > 0.3, -math.inf
+        ),
     }
     attn_mask = masks[mask]
     if attn_mask is not None and mask != "removing" and queries > 5:
         attn_mask[..., 5, :] = False if mask == "bool" else -math.inf
     shape = (batch, heads, 1 if shifted else mixtures, keys, width)
     tensors: dict[str, Any] = {
-        "query": (normal(batch, heads * groups, queries, width) * scale + offset).clamp(-65000, 65000).to(dtype),
+        "query": (normal(batch, heads * groups, queries, width) * scale + offset)
+        .clamp(-65000, 65000)
+        .to(dtype),
         "keys": (normal(*shape) * scale + offset).clamp(-65000, 65000).to(dtype),
         "value": normal(batch, heads, keys, value_width).to(dtype),
         "shifts": normal(heads, mixtures, width).mul(scale).to(dtype) if shifted else None,
@@ -93,7 +98,9 @@ def problem(
 def segment_bounds(ids: Tensor) -> Tensor:
     """First and last + 1 position of the run that each position is in (B, 2, S)."""
     same = ids[:, :, None] == ids[:, None]
-    return torch.stack([same.int().argmax(2), ids.shape[1] - same.flip(2).int().argmax(2)], 1).int().contiguous()
+    return (
+        torch.stack([same.int().argmax(2), ids.shape[1] - same.flip(2).int().argmax(2)], 1).int().contiguous()
+    )
 
 
 def scores(x: Problem) -> Tensor:
@@ -102,10 +109,7 @@ def scores(x: Problem) -> Tensor:
     keys = x.keys if x.shifts is None else x.keys + x.shifts[None, :, :, None]
     keys = keys.repeat_interleave(groups, 1)[:, :, :, None]
     query = x.query[:, :, None, :, None]
-    if x.is_dot:
-        s = (query * keys).sum(-1)
-    else:
-        s = -(query - keys).square().sum(-1) / 2
+    s = (query * keys).sum(-1) if x.is_dot else -(query - keys).square().sum(-1) / 2
     components = (*x.keys.shape[:2], x.mixtures, x.keys.shape[3])
     s = s / x.variance.expand(components).repeat_interleave(groups, 1).unsqueeze(3)
     alive = torch.ones_like(s, dtype=torch.bool)
@@ -166,5 +170,6 @@ def counts(x: Problem, query_mask: Tensor | None) -> Tensor:
 def as_double(x: Problem, *, requires_grad: bool = False) -> Problem:
     """The same problem in float64."""
     return Problem._make(
-        y.double().requires_grad_(requires_grad) if isinstance(y, Tensor) and y.is_floating_point() else y for y in x
+        y.double().requires_grad_(requires_grad) if isinstance(y, Tensor) and y.is_floating_point() else y
+        for y in x
     )

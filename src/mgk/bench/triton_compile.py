@@ -50,7 +50,9 @@ class Case:
     dtype: str
     is_causal: bool = False
     allows_tf32: bool = False
-    is_factored: bool = False  # smgk without the fallback to M exponentials: what tiles with small spreads execute
+    is_factored: bool = (
+        False  # smgk without the fallback to M exponentials: what tiles with small spreads execute
+    )
 
 
 @dataclass(frozen=True)
@@ -161,13 +163,16 @@ def compile_case(case: Case, tile: Any = None) -> Compiled:
     import time
 
     import triton
-    from mgk.functional.mixture.backends.triton_backend import launch
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
+    from mgk.functional.mixture.backends.triton_backend import launch
+
     kernel, arguments, spec, own_tile = launches(case)[KERNEL_NAMES[case.kernel]]
     tile = own_tile if tile is None else tile
-    spec = replace(spec, query_tile=tile.queries, key_tile=tile.keys, precision="tf32" if case.allows_tf32 else "ieee")
+    spec = replace(
+        spec, query_tile=tile.queries, key_tile=tile.keys, precision="tf32" if case.allows_tf32 else "ieee"
+    )
     if case.kernel == "decode":
         spec = replace(spec, query_tile=1)
     if case.is_factored:

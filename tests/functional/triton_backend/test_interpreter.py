@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("triton", reason="the Triton backend is tested where triton is installed: pip install 'mgk[triton]'")
+pytest.importorskip(
+    "triton", reason="the Triton backend is tested where triton is installed: pip install 'mgk[triton]'"
+)
 
 FOLDER = Path(__file__).parent / "interpreted"
 

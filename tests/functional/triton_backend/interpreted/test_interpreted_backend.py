@@ -1,4 +1,4 @@
-"""The backend ``triton`` behind the public functions: agreement, refusals, operators, compilation and the self-check."""
+"""The backend ``triton`` behind the public functions: agreement, refusals, operators, compilation, self-check."""
 
 import json
 
@@ -64,7 +64,9 @@ def test_moments_come_from_another_backend():
 
 @pytest.mark.parametrize("function", ["mixture", "shifted"])
 def test_counts_are_those_of_the_reference(function):
-    inputs = inputs_of(make_case(function, sizes=SIZES, prior="component", is_causal=True)).in_dtype(torch.float32)
+    inputs = inputs_of(make_case(function, sizes=SIZES, prior="component", is_causal=True)).in_dtype(
+        torch.float32
+    )
     mask = torch.rand(1, SIZES[2]) > 0.3
     got, want = (em_statistics.counts(inputs, mask, name) for name in ("triton", "reference"))
     torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
@@ -75,7 +77,9 @@ def test_one_query_without_gradients_is_decoded(function, monkeypatch):
     case = make_case(function, sizes=(2, 2, 1, 70, 5, 4, 2), prior="component", mask="key")
     names = [n for n in case.tensors if n != "upstream"]
     attend = mgk.mixture_attention if function == "mixture" else mgk.shifted_mixture_attention
-    inputs = {n: case.tensors[n].float() if case.tensors[n].is_floating_point() else case.tensors[n] for n in names}
+    inputs = {
+        n: case.tensors[n].float() if case.tensors[n].is_floating_point() else case.tensors[n] for n in names
+    }
     monkeypatch.setattr(backend, "_forward", None)
     got, want = (attend(**inputs, backend=name) for name in ("triton", "reference"))
     torch.testing.assert_close(got, want, atol=1e-5, rtol=0)
@@ -109,13 +113,24 @@ def test_empty_inputs_give_empty_outputs_or_zeros(zero):
 
 @pytest.mark.parametrize("options", [{"prior": "position", "mask": "float"}, {"function": "shifted"}], ids=str)
 def test_operators_are_as_torch_library_asks(options):
-    inputs = inputs_of(make_case(sizes=(1, 1, 5, 6, 4, 4, 2), variance="head", **options)).in_dtype(torch.float32)
-    inputs = inputs._make(x.requires_grad_() if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in inputs)
+    inputs = inputs_of(make_case(sizes=(1, 1, 5, 6, 4, 4, 2), variance="head", **options)).in_dtype(
+        torch.float32
+    )
+    inputs = inputs._make(
+        x.requires_grad_() if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in inputs
+    )
     problem = backend._problem(inputs)
     torch.library.opcheck(torch.ops.mgk.triton_forward, problem, rtol=1e-4, atol=1e-4)
     detached = tuple(x.detach() if isinstance(x, torch.Tensor) else x for x in problem)
     result = torch.ops.mgk.triton_forward(*detached)
-    arguments = (torch.ones_like(result[0]), torch.ones_like(result[1]), *detached, *result, True, "mask" in options)
+    arguments = (
+        torch.ones_like(result[0]),
+        torch.ones_like(result[1]),
+        *detached,
+        *result,
+        True,
+        "mask" in options,
+    )
     utilities = ("test_schema", "test_faketensor")
     torch.library.opcheck(torch.ops.mgk.triton_backward, arguments, test_utils=utilities)
     torch.library.opcheck(torch.ops.mgk.triton_counts, (*detached, None), test_utils=utilities)
@@ -135,7 +150,9 @@ def test_attention_compiles_without_a_break():
 
 
 def test_second_derivatives_are_refused():
-    query, keys, value = (torch.randn(s).requires_grad_() for s in ((1, 1, 3, 4), (1, 1, 2, 3, 4), (1, 1, 3, 4)))
+    query, keys, value = (
+        torch.randn(s).requires_grad_() for s in ((1, 1, 3, 4), (1, 1, 2, 3, 4), (1, 1, 3, 4))
+    )
     out = mgk.mixture_attention(query, keys, value, backend="triton")
     (grad,) = torch.autograd.grad(out.sum(), query, create_graph=True)
     with pytest.raises(RuntimeError, match="first derivatives only"):

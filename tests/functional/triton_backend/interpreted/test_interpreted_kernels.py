@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 import torch
-from mgk.functional.mixture.backends.triton_backend import launch
 
+from mgk.functional.mixture.backends.triton_backend import launch
 from support import triton_oracle as oracle
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -165,7 +165,9 @@ def test_decoding(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> N
     assert_near(lse, want_lse, 1e-5)
 
 
-@pytest.mark.parametrize("name", ["mgk", "M3", "hard", "position", "smgk", "smgk-M3-causal", "window", "groups", "segments"])
+@pytest.mark.parametrize(
+    "name", ["mgk", "M3", "hard", "position", "smgk", "smgk-M3-causal", "window", "groups", "segments"]
+)
 def test_counts(name: str) -> None:
     problem = oracle.problem(**OPTIONS[name])
     query_mask = torch.rand(problem.query.shape[0], problem.query.shape[2]) > 0.3
@@ -200,7 +202,11 @@ def test_keys_and_values_that_a_query_does_not_see_do_not_reach_it(options: dict
     assert torch.equal(out[~seen], spoiled_out[~seen])
     assert spoiled_out[seen].isnan().all()
     assert torch.equal(wanted.query[~seen], got.query[~seen])
-    blind = ~(oracle.scores(oracle.as_double(problem)) > -torch.inf).any(2)[seen].any(0) if seen.any() else slice(None)
+    blind = (
+        ~(oracle.scores(oracle.as_double(problem)) > -torch.inf).any(2)[seen].any(0)
+        if seen.any()
+        else slice(None)
+    )
     assert torch.equal(wanted.value[..., blind, :].isnan(), got.value[..., blind, :].isnan())
 
 

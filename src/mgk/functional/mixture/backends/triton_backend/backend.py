@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mgk.functional.backends import Backend, Task, define_operator, library
 from mgk.functional.mixture.inputs import AttentionInputs
-from mgk.functional.validation import has_tangent, is_exporting, is_plain, known, needs_grad, without_autocast
+from mgk.functional.validation import has_tangent, is_exporting, known, needs_grad, without_autocast
 
 # The oldest release that the kernels have been compiled with.
 OLDEST_TRITON = (3, 7)
@@ -68,7 +68,9 @@ class Triton(Backend[AttentionInputs]):
         out, lse = operator(*problem)[:2]
         return out, lse + inputs.log_uniform_prior if inputs.return_lse else None
 
-    def statistics(self, inputs: AttentionInputs, query_mask: Tensor | None, points: Tensor | None) -> list[Tensor]:
+    def statistics(
+        self, inputs: AttentionInputs, query_mask: Tensor | None, points: Tensor | None
+    ) -> list[Tensor]:
         """N_jr = sum_i gamma_ijr."""
         del points  # moments are unsupported
         counts: Tensor = torch.ops.mgk.triton_counts(*_problem(inputs), query_mask)
@@ -196,7 +198,15 @@ def _backward(grad: Tensor, lse_grad: Tensor, *arguments: Any) -> tuple[Tensor, 
 def _differentiable(arguments: Any, needs_variance: bool, needs_mask: bool) -> tuple[Tensor | None, ...]:
     """The tensors whose gradients are computed, in the order of ``launch.Gradients``."""
     query, keys, value, shifts, log_prior, variance, mask = arguments[:7]
-    return query, keys, value, shifts, log_prior, variance if needs_variance else None, mask if needs_mask else None
+    return (
+        query,
+        keys,
+        value,
+        shifts,
+        log_prior,
+        variance if needs_variance else None,
+        mask if needs_mask else None,
+    )
 
 
 def _fake_backward(grad: Tensor, lse_grad: Tensor, *arguments: Any) -> tuple[Tensor, ...]:

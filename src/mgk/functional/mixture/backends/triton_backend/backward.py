@@ -108,7 +108,7 @@ def _weights(s, peak, ok, extra, full: tl.constexpr, spec: tl.constexpr):
 
 @triton.jit
 def _add_product(products, r: tl.constexpr, g, q, k, spec: tl.constexpr):
-    """sum g q of the component's keys, or sum g k of the queries, with a tile's part added."""
+    """Sum g q of the component's keys, or sum g k of the queries, with a tile's part added."""
     if spec.keys_first:
         products = _replace(products, r, product(g.to(q.dtype), q, products[r], spec), spec.key_mixtures)
     else:
@@ -145,7 +145,9 @@ def _biases(r, i, j, bh, bk, call, spec: tl.constexpr):
 
 
 @triton.jit
-def _shifted(sums, base, d_weights, peak, ok, extra, i, j, starts, place, call, full: tl.constexpr, spec: tl.constexpr):
+def _shifted(
+    sums, base, d_weights, peak, ok, extra, i, j, starts, place, call, full: tl.constexpr, spec: tl.constexpr
+):
     """p_ij and g_ij, summed over r, and the sums of each component with the tile's part added."""
     _, _, bh, bk = place
     mixtures: tl.constexpr = spec.mixtures
@@ -309,7 +311,9 @@ def _query_tiles(state, lo, hi, own, v, j, place, rows, grad, call, full: tl.con
         if not full:
             q, d_out, norm = finite(q), finite(d_out), finite(norm)
         sides = ((q, d_out, norm, peak, inverse_sum, delta), v)
-        state, g = _tile(state, i, j, (start, tl.program_id(0) * spec.key_tile), own, sides, place, call, full, spec)
+        state, g = _tile(
+            state, i, j, (start, tl.program_id(0) * spec.key_tile), own, sides, place, call, full, spec
+        )
     return state
 
 
@@ -342,7 +346,12 @@ def keys_backward(d_keys, d_value, d_bias, d_scale, grad, rows, call, spec: tl.c
     inside = j < num_keys
     least = tl.load(features.least + bk)
     store_rows(
-        d_value + bk * num_keys * spec.value_width, values[0], j, num_keys, spec.value_width, spec.padded_value_width
+        d_value + bk * num_keys * spec.value_width,
+        values[0],
+        j,
+        num_keys,
+        spec.value_width,
+        spec.padded_value_width,
     )
     for r in tl.static_range(spec.mixtures):
         tl.store(d_bias + (bk * spec.mixtures + r) * num_keys + j, sums[r], mask=inside)
@@ -378,7 +387,16 @@ def _key_tiles(state, lo, hi, own, queries, i, place, d_mask, call, full: tl.con
             if not full:
                 v = finite(v)
             state, g = _tile(
-                state, i, j, (tl.program_id(0) * spec.query_tile, start), own, (queries, v), place, call, full, spec
+                state,
+                i,
+                j,
+                (tl.program_id(0) * spec.query_tile, start),
+                own,
+                (queries, v),
+                place,
+                call,
+                full,
+                spec,
             )
             if spec.needs_mask_grad:
                 at = d_mask + (bh * sizes.num_queries + i)[:, None] * num_keys + j[None, :]

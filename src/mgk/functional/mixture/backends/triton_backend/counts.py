@@ -49,7 +49,13 @@ def counts(result, query_mask, call, spec: tl.constexpr):
         for start in range(lo, hi, spec.query_tile):
             i = start + tl.arange(0, spec.query_tile)
             q = load_rows(
-                features.query + row * spec.width, spec.width, i, num_queries, spec.width, spec.padded_width, False
+                features.query + row * spec.width,
+                spec.width,
+                i,
+                num_queries,
+                spec.width,
+                spec.padded_width,
+                False,
             )
             norm = finite(load_vector(features.query_norm + row, i, num_queries, 0.0, False))
             q = finite(q)

@@ -14,7 +14,6 @@ from mgk.functional.mixture.backends.triton_backend.pairs import (
     NEG_INF,
     finite_or_zero,
     head_of,
-    load_rows,
     load_vector,
 )
 
@@ -123,8 +122,10 @@ def _cache_rows(x, b, h, r, j, inside, width: tl.constexpr, padded: tl.constexpr
 
 
 @triton.jit
-def join_chunks(out, lse, partial, partial_max, partial_sum, num_chunks, chunks: tl.constexpr, spec: tl.constexpr):
-    """h = sum_c 2^(m_c - m) o_c / sum_c 2^(m_c - m) l_c."""
+def join_chunks(
+    out, lse, partial, partial_max, partial_sum, num_chunks, chunks: tl.constexpr, spec: tl.constexpr
+):
+    """H = sum_c 2^(m_c - m) o_c / sum_c 2^(m_c - m) l_c."""
     bh = tl.program_id(0).to(tl.int64)
     c = tl.arange(0, chunks)
     e = tl.arange(0, spec.padded_value_width)

@@ -239,7 +239,9 @@ def key_features(features, value_out, centre, inputs, spec: tl.constexpr):
             inverse = tl.zeros([spec.key_tile], tl.float32) + least
             if spec.is_varying:
                 variance = head_of(inputs.variance, b, h) + r * inputs.variance.third
-                inverse = 1.0 / tl.load(variance + j * inputs.variance.last, mask=inside, other=1.0).to(tl.float32)
+                inverse = 1.0 / tl.load(variance + j * inputs.variance.last, mask=inside, other=1.0).to(
+                    tl.float32
+                )
                 row = (bk * spec.mixtures + r) * num_keys
                 tl.store(features.excess + row + j, tl.where(is_used, inverse - least, 0.0), mask=inside)
             k = _raw_keys(inputs, b, h, r, j, spec) + (_shift(inputs, h, r, spec) - mean - origin)[None, :]

@@ -27,7 +27,6 @@ from mgk.functional.mixture.backends.triton_backend.pairs import (
     zero_tile,
 )
 
-
 # Positions that share one spread.
 SPREAD_BLOCK = tl.constexpr(32)
 
@@ -143,7 +142,10 @@ def _best_scores(own, j, place, call, full: tl.constexpr, spec: tl.constexpr):
     """max_r s_ijr before masks."""
     _, _, bh, bk = place
     if spec.is_shifted:
-        best = query_row(0, own[3], bh, call, False, spec)[:, None] + key_row(0, j, bk, call, NEG_INF, full, spec)[None, :]
+        best = (
+            query_row(0, own[3], bh, call, False, spec)[:, None]
+            + key_row(0, j, bk, call, NEG_INF, full, spec)[None, :]
+        )
         for r in tl.static_range(1, spec.mixtures):
             a = query_row(r, own[3], bh, call, False, spec)
             b = key_row(r, j, bk, call, NEG_INF, full, spec)

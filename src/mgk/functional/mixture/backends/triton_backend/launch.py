@@ -186,7 +186,10 @@ def _spec(problem: Problem, tile: tiles.Tile, **changes: Any) -> Spec:
         has_dropout=problem.seed is not None,
         has_shifts=problem.shifts is not None,
         has_prior=problem.log_prior is not None,
-        has_bias=not problem.is_dot or problem.log_prior is not None or problem.is_varying or problem.checks_values,
+        has_bias=not problem.is_dot
+        or problem.log_prior is not None
+        or problem.is_varying
+        or problem.checks_values,
         bias_rows=problem.bias_rows,
         centre="first" if problem.is_partial else "mean",
         keeps_small=problem.is_partial or problem.query.dtype != torch.float32,
@@ -259,7 +262,9 @@ def make_features(problem: Problem) -> tuple[Features, Tensor]:
         key_bias=numbers(batch, key_heads, problem.bias_rows, num_keys),
         query_norm=numbers(batch, heads, num_queries),
         least=inputs.least,
-        query_bias=numbers(*((batch, heads, 2 * problem.mixtures + 1, num_queries) if problem.is_shifted else (0,))),
+        query_bias=numbers(
+            *((batch, heads, 2 * problem.mixtures + 1, num_queries) if problem.is_shifted else (0,))
+        ),
         excess=numbers(*((batch, key_heads, problem.mixtures, num_keys) if problem.is_varying else (0,))),
     )
     value = problem.value
@@ -308,7 +313,11 @@ def forward(problem: Problem) -> Result:
 
 
 def backward(
-    grad: Tensor, lse_grad: Tensor | None, problem: Problem, result: Result, needs: tuple[bool, bool] = (False, False)
+    grad: Tensor,
+    lse_grad: Tensor | None,
+    problem: Problem,
+    result: Result,
+    needs: tuple[bool, bool] = (False, False),
 ) -> Gradients:
     """The gradients from those of the output and of lse; ``needs`` asks for those of the variance and the mask."""
     batch, heads, num_queries, width = problem.query.shape
@@ -344,7 +353,9 @@ def backward(
     grid = (triton.cdiv(num_queries, tile.queries), batch * heads)
     arguments = (d_query, d_query_bias, d_bias if d_mask is None else d_mask, grad, lse_grad, rows, call)
     _launch(backward_kernels.queries_backward, grid, arguments, spec, tile)
-    return _input_gradients(problem, features, d_query, d_keys, d_value, d_query_bias, d_bias, d_scale, d_mask, needs[0])
+    return _input_gradients(
+        problem, features, d_query, d_keys, d_value, d_query_bias, d_bias, d_scale, d_mask, needs[0]
+    )
 
 
 def _input_gradients(
@@ -397,7 +408,9 @@ def _variance_gradient(
     if problem.is_shifted:
         # the kernel's sum lacks both biases
         groups = d_query_bias.shape[1] // d_bias.shape[1]
-        from_queries = (d_query_bias.double() * features.query_bias[:, :, : problem.mixtures].double() / LOG2E).sum((2, 3))
+        from_queries = (
+            d_query_bias.double() * features.query_bias[:, :, : problem.mixtures].double() / LOG2E
+        ).sum((2, 3))
         from_queries = from_queries.unflatten(1, (-1, groups)).sum(2)[:, :, None, None]
         total = total + (d_bias.double() * finite_bias).sum(2, keepdim=True)
         total = total.sum((2, 3), keepdim=True) + from_queries

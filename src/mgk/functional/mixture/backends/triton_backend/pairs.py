@@ -1,6 +1,6 @@
 """What every kernel shares: which pairs take part, their scores in base 2, and the dropout of their weights.
 
-A tile has rows on its own side (those of the program: queries, or keys if ``spec.keys_first``) and columns on the other.
+A tile has rows on its own side (the program's: queries, or keys if ``spec.keys_first``) and columns on the other.
 A full tile lies wholly inside the sequence, the window and a segment; the tiles at the edges test each pair.
 """
 
@@ -155,7 +155,9 @@ def admitted(i, j, first, stop, sizes, spec: tl.constexpr):
 @triton.jit
 def load_mask(i, j, b, h, mask, sizes, spec: tl.constexpr):
     """The tile of ``attn_mask``; whatever lies outside the sequence is not read."""
-    at = head_of(mask, b, h) + along_queries(i, spec).to(tl.int64) * mask.third + along_keys(j, spec) * mask.last
+    at = (
+        head_of(mask, b, h) + along_queries(i, spec).to(tl.int64) * mask.third + along_keys(j, spec) * mask.last
+    )
     inside = along_keys(j < sizes.num_keys, spec) & along_queries(i < sizes.num_queries, spec)
     return tl.load(at, mask=inside, other=0)
 

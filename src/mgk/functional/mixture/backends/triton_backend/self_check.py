@@ -58,7 +58,8 @@ def kind_of(device: torch.device) -> str:
 
     properties = torch.cuda.get_device_properties(device)
     architecture = getattr(properties, "gcnArchName", f"sm_{properties.major}{properties.minor}")
-    return f"{properties.name}, {architecture}, torch {torch.__version__}, triton {triton.__version__}, mgk {version('mgk')}"
+    versions = f"torch {torch.__version__}, triton {triton.__version__}, mgk {version('mgk')}"
+    return f"{properties.name}, {architecture}, {versions}"
 
 
 def record_path() -> Path:
@@ -78,7 +79,9 @@ def _read() -> dict[str, str]:
 def _run(device: torch.device, kind: str) -> str:
     _logger.info("backend 'triton': checking its kernels on %s, once", kind)
     try:
-        wrong = [f"{x.name} in {x.dtype}: error {x.error:.1e}" for x in checks(device, quick=True) if not x.passes]
+        wrong = [
+            f"{x.name} in {x.dtype}: error {x.error:.1e}" for x in checks(device, quick=True) if not x.passes
+        ]
     except Exception as error:  # whatever a compiler or a driver raises, another backend can serve the call
         wrong = [f"{type(error).__name__}: {error}"]
     verdict = f"its self-check failed on this device ({'; '.join(wrong)})" if wrong else ""
