@@ -1,25 +1,13 @@
 """Every backend against the reference: output and all gradients, in float64, over the option matrix and odd sizes."""
 
-import itertools
-
 import pytest
 import torch
 
 import mgk
-from support.cases import BACKENDS, FUNCTIONS, WITH_HARD, largest_errors, make_case
+from support.cases import BACKENDS, FUNCTIONS, OPTIONS, SIZES, WITH_HARD, largest_errors, make_case
 
 OTHERS = tuple(name for name in BACKENDS if name not in ("reference", "blockwise"))
 OTHERS_WITH_HARD = tuple(name for name in OTHERS if name in WITH_HARD)
-PRIORS = (None, "component", "position")
-VARIANCES = (None, 0.7, "head", "component", "position")
-MASKS = (None, "key", "pair", "float")
-OPTIONS = [
-    pytest.param(*options, id="-".join(str(o) for o in options))
-    for options in itertools.product(FUNCTIONS, ("gaussian", "dot"), PRIORS, VARIANCES, MASKS, (False, True))
-    if not (
-        options[0] == "shifted" and options[1] == "dot" and options[3] in (None, 0.7, "head")
-    )  # the shifts cancel
-]
 
 
 def assert_agrees(case, backend):
@@ -35,19 +23,6 @@ def test_backends_agree_with_the_reference(function, kernel, prior, variance, ma
         if mask != "float":  # the others have no gradient for it
             for backend in OTHERS if e_step == "soft" else OTHERS_WITH_HARD:
                 assert_agrees(make_case(function, e_step=e_step, **options), backend)
-
-
-# B, H, L, S, D, E, M
-SIZES = [
-    (1, 1, 1, 1, 1, 1, 1),
-    (1, 2, 1, 63, 8, 8, 2),
-    (2, 1, 63, 1, 5, 3, 3),
-    (1, 1, 63, 65, 33, 7, 2),
-    (2, 2, 7, 300, 16, 40, 4),
-    (1, 1, 300, 7, 4, 1, 8),
-    (1, 1, 1030, 1100, 3, 2, 1),  # more than one block in both directions
-    (3, 4, 130, 129, 2, 2, 5),
-]
 
 
 @pytest.mark.parametrize("sizes", SIZES, ids=lambda s: "B{}-H{}-L{}-S{}-D{}-E{}-M{}".format(*s))

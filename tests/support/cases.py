@@ -1,8 +1,10 @@
 """Random inputs of the attention functions, and the comparison of two backends on them: outputs and all gradients."""
 
+import itertools
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -12,6 +14,28 @@ from mgk.functional.mixture.inputs import AttentionInputs, validate_inputs
 FUNCTIONS = ("mixture", "shifted")
 BACKENDS = tuple(name for name, status in mgk.available_backends().items() if status == "ready")
 WITH_HARD = tuple(name for name in BACKENDS if name != "sdpa")
+PRIORS = (None, "component", "position")
+VARIANCES = (None, 0.7, "head", "component", "position")
+MASKS = (None, "key", "pair", "float")
+OPTIONS = [
+    pytest.param(*options, id="-".join(str(o) for o in options))
+    for options in itertools.product(FUNCTIONS, ("gaussian", "dot"), PRIORS, VARIANCES, MASKS, (False, True))
+    if not (
+        options[0] == "shifted" and options[1] == "dot" and options[3] in (None, 0.7, "head")
+    )  # the shifts cancel
+]
+
+# B, H, L, S, D, E, M
+SIZES = [
+    (1, 1, 1, 1, 1, 1, 1),
+    (1, 2, 1, 63, 8, 8, 2),
+    (2, 1, 63, 1, 5, 3, 3),
+    (1, 1, 63, 65, 33, 7, 2),
+    (2, 2, 7, 300, 16, 40, 4),
+    (1, 1, 300, 7, 4, 1, 8),
+    (1, 1, 1030, 1100, 3, 2, 1),  # more than one block in both directions
+    (3, 4, 130, 129, 2, 2, 5),
+]
 
 
 @dataclass

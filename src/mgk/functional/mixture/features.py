@@ -408,7 +408,7 @@ class _Forward(torch.autograd.Function):
     def vmap(info: Any, in_dims: tuple[Any, ...], backend: OperatorBackend, *arguments: Any) -> Any:
         size, dims = info.batch_size, in_dims[1:]
         if arguments[7] is not None:  # dropout: each call with its own draw, or all with one
-            calls = (_one_call(arguments, dims, i) for i in range(size))
+            calls = (one_call(arguments, dims, i) for i in range(size))
             results = zip(*(_Forward.apply(backend, *call) for call in calls), strict=True)
             return tuple(map(torch.stack, results)), (0, 0, 0, 0)
         folded = _fold(arguments, dims, size, keeps_mask=dims[6] is None)
@@ -439,7 +439,7 @@ class _Backward(torch.autograd.Function):
     def vmap(info: Any, in_dims: tuple[Any, ...], backend: OperatorBackend, *arguments: Any) -> Any:
         size, dims = info.batch_size, in_dims[1:]
         if arguments[9] is not None:
-            calls = (_one_call(arguments, dims, i) for i in range(size))
+            calls = (one_call(arguments, dims, i) for i in range(size))
             results = zip(*(_Backward.apply(backend, *call) for call in calls), strict=True)
             return tuple(map(torch.stack, results)), (0,) * 7
         grad, d_lse, *inputs, out, row_max, row_sum, needs_mask_grad = arguments
@@ -489,7 +489,7 @@ def _repeat(x: Tensor, dim: int, size: int) -> Tensor:
     return x.expand([size if at == dim else -1 for at in range(x.ndim)])
 
 
-def _one_call(arguments: tuple[Any, ...], dims: tuple[Any, ...], index: int) -> list[Any]:
+def one_call(arguments: tuple[Any, ...], dims: tuple[Any, ...], index: int) -> list[Any]:
     """The arguments of one of the calls that vmap makes one."""
     return [x if dim is None else x.select(dim, index) for x, dim in zip(arguments, dims, strict=True)]
 

@@ -2,9 +2,5 @@
 
 import os
 
-if os.environ.get("TRITON_INTERPRET") == "1":
-    from support import triton_interpreter
-
-    triton_interpreter.install()
-else:
+if os.environ.get("TRITON_INTERPRET") != "1":
     collect_ignore_glob = ["test_*.py"]

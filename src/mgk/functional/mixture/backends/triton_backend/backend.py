@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from mgk.functional.backends import Backend, Task, define_operator, library
+from mgk.functional.mixture.features import one_call
 from mgk.functional.mixture.inputs import AttentionInputs
 from mgk.functional.validation import has_tangent, is_exporting, known, needs_grad, without_autocast
 
@@ -64,8 +65,12 @@ class Triton(Backend[AttentionInputs]):
     def attention(self, inputs: AttentionInputs) -> tuple[Tensor, Tensor | None]:
         """h_i = sum_j A_ij v_j (Eq. 10), and the log-sum-exp where it is wanted."""
         problem = _problem(inputs.with_normalised_prior().with_key_mask_in_prior())
-        operator = torch.ops.mgk.triton_decode if _is_decoding(inputs) else torch.ops.mgk.triton_forward
-        out, lse = operator(*problem)[:2]
+        if _is_decoding(inputs):
+            out, lse = torch.ops.mgk.triton_decode(*problem)
+        elif torch.compiler.is_compiling():
+            out, lse = torch.ops.mgk.triton_forward(*problem)[:2]
+        else:
+            out, lse = _Forward.apply(*problem)[:2]
         return out, lse + inputs.log_uniform_prior if inputs.return_lse else None
 
     def statistics(
@@ -214,17 +219,20 @@ def _fake_backward(grad: Tensor, lse_grad: Tensor, *arguments: Any) -> tuple[Ten
     return tuple(grad.new_empty(0) if x is None else x.new_empty(x.shape) for x in wanted)
 
 
-def _autograd_backward(ctx: Any, grad: Tensor, lse_grad: Tensor, *unused: Any) -> tuple[Tensor | None, ...]:
-    tensors, results = ctx.saved_tensors[:_NUM_TENSORS], ctx.saved_tensors[_NUM_TENSORS:]
-    needs_variance = ctx.needs_input_grad[5]
-    needs_mask = tensors[6] is not None and ctx.needs_input_grad[6]
+def _gradients(operator: Any, ctx: Any, grad: Tensor, lse_grad: Tensor) -> tuple[Tensor | None, ...]:
+    """The gradients of the forward's arguments by a backward operator."""
+    saved = ctx.saved_tensors  # which gradient checkpointing allows to be read once
+    tensors, results = saved[:_NUM_TENSORS], saved[_NUM_TENSORS:]
+    needs = ctx.needs_input_grad[5], tensors[6] is not None and ctx.needs_input_grad[6]
     with without_autocast(grad):
-        gradients = torch.ops.mgk.triton_backward(
-            grad, lse_grad, *tensors, *ctx.options, *results, needs_variance, needs_mask
-        )
-    wanted = _differentiable(tensors, needs_variance, needs_mask)
-    given = (x if given is not None else None for x, given in zip(gradients, wanted, strict=True))
+        gradients = operator(grad, lse_grad, *tensors, *ctx.options, *results, *needs)
+    wanted = _differentiable(tensors, *needs)
+    given = (None if x is None else d for d, x in zip(gradients, wanted, strict=True))
     return *given, None, None, *(None for _ in ctx.options)
+
+
+def _autograd_backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
+    return _gradients(torch.ops.mgk.triton_backward, ctx, *grads[:2])
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -235,6 +243,50 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]
 
 def _no_second_derivative(ctx: Any, *grads: Any) -> None:
     raise RuntimeError("backend 'triton' has first derivatives only; use backend='reference' for second ones")
+
+
+class _Forward(torch.autograd.Function):
+    """The forward operator for torch.func: each call of a vmap by itself."""
+
+    setup_context = staticmethod(_setup_context)
+
+    @staticmethod
+    def forward(*arguments: Any) -> tuple[Tensor, ...]:
+        return tuple(torch.ops.mgk.triton_forward(*arguments))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
+        return _gradients(_Backward.apply, ctx, *grads[:2])
+
+    @staticmethod
+    def vmap(info: Any, dims: tuple[Any, ...], *arguments: Any) -> Any:
+        return _each(_Forward, info.batch_size, dims, arguments)
+
+
+class _Backward(torch.autograd.Function):
+    """The backward operator likewise."""
+
+    @staticmethod
+    def forward(*arguments: Any) -> tuple[Tensor, ...]:
+        return tuple(torch.ops.mgk.triton_backward(*arguments))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> None:
+        _no_second_derivative(ctx)
+
+    @staticmethod
+    def vmap(info: Any, dims: tuple[Any, ...], *arguments: Any) -> Any:
+        return _each(_Backward, info.batch_size, dims, arguments)
+
+
+def _each(function: Any, size: int, dims: tuple[Any, ...], arguments: tuple[Any, ...]) -> Any:
+    calls = (function.apply(*one_call(arguments, dims, i)) for i in range(size))
+    results = tuple(map(torch.stack, zip(*calls, strict=True)))
+    return results, (0,) * len(results)
 
 
 def _decode(*arguments: Any) -> tuple[Tensor, Tensor]:

@@ -48,7 +48,7 @@ def deltas(delta, inverse_sum, row_sum, out, grad, lse_grad, num_rows, spec: tl.
     i = tl.program_id(0).to(tl.int64) * spec.query_tile + tl.arange(0, spec.query_tile)
     x = load_rows(out, spec.value_width, i, num_rows, spec.value_width, spec.padded_value_width, False)
     y = load_rows(grad, spec.value_width, i, num_rows, spec.value_width, spec.padded_value_width, False)
-    total = tl.sum(x.to(tl.float32) * y.to(tl.float32), 1)
+    total = tl.sum(finite(x).to(tl.float32) * y.to(tl.float32), 1)
     total -= load_vector(lse_grad, i, num_rows, 0.0, False)
     inverse = 1.0 / load_vector(row_sum, i, num_rows, 1.0, False)
     tl.store(inverse_sum + i, inverse, mask=i < num_rows)
@@ -430,7 +430,8 @@ def queries_backward(d_query, d_bias, d_mask, grad, lse_grad, rows, call, spec: 
     least = tl.load(features.least + bk)
     d_lse = load_vector(lse_grad + row, i, num_queries, 0.0, False)
     q, _, _, peak, _, _ = queries
-    d_lse = tl.where(peak == float("inf"), 0.0, d_lse)
+    is_dead = peak == float("inf")
+    d_lse = tl.where(is_dead, 0.0, d_lse)
     total = products[0]
     if spec.is_varying:
         if not spec.is_dot:
@@ -439,7 +440,9 @@ def queries_backward(d_query, d_bias, d_mask, grad, lse_grad, rows, call, spec: 
         if not spec.is_dot:
             total -= q.to(tl.float32) * d_lse[:, None]
         total = total * least
+    total = tl.where(is_dead[:, None], 0.0, total)
     store_rows(d_query + row * spec.width, total, i, num_queries, spec.width, spec.padded_width)
     if spec.is_shifted:
         for r in tl.static_range(spec.mixtures):
-            tl.store(d_bias + (bh * spec.mixtures + r) * num_queries + i, sums[r], mask=inside)
+            d_bias_r = tl.where(is_dead, 0.0, sums[r])
+            tl.store(d_bias + (bh * spec.mixtures + r) * num_queries + i, d_bias_r, mask=inside)

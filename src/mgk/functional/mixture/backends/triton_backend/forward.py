@@ -250,5 +250,7 @@ def forward(out, lse, row_max, row_sum, call, spec: tl.constexpr):
     at, inside = row + i, i < num_queries
     log_sum = (peak + tl.log2(total) + lse_constant(norm, least, spec)) * LN2
     tl.store(lse + at, tl.where(is_empty, NEG_INF, log_sum), mask=inside)
-    tl.store(row_max + at, tl.where(is_empty, float("inf"), peak), mask=inside)
-    tl.store(row_sum + at, total, mask=inside)
+    # no gradient flows through a row that sees a key that is not finite
+    is_dead = is_empty | (total != total)
+    tl.store(row_max + at, tl.where(is_dead, float("inf"), peak), mask=inside)
+    tl.store(row_sum + at, tl.where(is_dead, 1.0, total), mask=inside)

@@ -309,6 +309,8 @@ def forward(problem: Problem) -> Result:
     grid = (triton.cdiv(num_queries, tile.queries), batch * heads)
     arguments = (out, lse, row_max, row_sum, _call(problem, features, value))
     _launch(forward_kernels.forward, grid, arguments, _spec(problem, tile), tile)
+    if problem.checks_values:  # what is not finite has shown in the output; the backward leaves it out
+        features.key_bias.masked_fill_(features.key_bias.isnan(), -torch.inf)
     return Result(out, lse, row_max, row_sum, features, value)
 
 

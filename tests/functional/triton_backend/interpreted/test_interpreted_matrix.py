@@ -1,0 +1,97 @@
+"""The option matrix that every backend passes, in float32: output, lse and all gradients against float64.
+
+Grouped heads, windows, segments and the log-sum-exp rotate through it. By default every 19th call; with
+MGK_TRITON=all, as ``make triton`` sets it, all of them.
+"""
+
+import itertools
+import os
+
+import pytest
+import torch
+
+import mgk
+from support.cases import FUNCTIONS, OPTIONS, SIZES, largest_errors, make_case
+
+STEP = 1 if os.environ.get("MGK_TRITON") == "all" else 19
+EXTRAS = [
+    {},
+    {"group": 2},
+    {"window": (4, 2), "return_lse": True},
+    {"segments": 3},
+    {"group": 3, "return_lse": True},
+    {"window": 3, "segments": 2, "group": 2},
+    {"return_lse": True},
+]
+CALLS = [
+    pytest.param(*option.values, e_step, EXTRAS[number % len(EXTRAS)], id=f"{option.id}-{e_step}-{number}")
+    for number, (option, e_step) in enumerate(itertools.product(OPTIONS, ("soft", "hard")))
+]
+
+
+def assert_agrees(case, limit=2e-5):
+    case.tensors = {n: x.float().double() if x.is_floating_point() else x for n, x in case.tensors.items()}
+    errors = largest_errors(case.run("triton", torch.float32), case.run("reference"))
+    assert max(errors.values()) < limit, errors
+
+
+@pytest.mark.parametrize(
+    ("function", "kernel", "prior", "variance", "mask", "is_causal", "e_step", "extra"), CALLS[::STEP]
+)
+def test_options(function, kernel, prior, variance, mask, is_causal, e_step, extra):
+    options = {"kernel": kernel, "prior": prior, "variance": variance, "mask": mask, "e_step": e_step}
+    assert_agrees(make_case(function, is_causal=is_causal, **options, **extra))
+
+
+@pytest.mark.parametrize("sizes", SIZES if STEP == 1 else SIZES[:5], ids=str)
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_odd_sizes(function, sizes):
+    assert_agrees(make_case(function, sizes=sizes, prior="component", is_causal=sizes[2] != 7))
+
+
+@pytest.mark.parametrize("e_step", ["soft", "hard"])
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_one_query_of_a_cache(function, e_step):
+    extra = {"group": 2, "window": (50, None), "return_lse": True, "mask": "key"}
+    case = make_case(function, sizes=(2, 2, 1, 90, 8, 6, 3), prior="component", e_step=e_step, **extra)
+    attend = mgk.mixture_attention if function == "mixture" else mgk.shifted_mixture_attention
+    tensors = {n: x.float() if x.is_floating_point() else x for n, x in case.tensors.items() if n != "upstream"}
+    results = [attend(**tensors, **case.options, backend=name) for name in ("triton", "reference")]
+    torch.testing.assert_close(*results, atol=1e-5, rtol=1e-5)
+
+
+def poisoned(options, function, rows):
+    """Output and gradients of some rows, with finite keys and with others that are not at position 70."""
+    case = make_case(function, sizes=(1, 2, 90, 90, 4, 3, 2)).tensors
+    tensors = {name: x.float() for name, x in case.items() if name != "upstream"}
+    attend = mgk.mixture_attention if function == "mixture" else mgk.shifted_mixture_attention
+    keys = "keys" if function == "mixture" else "key"
+    for content in (None, torch.nan, torch.inf):
+        leaves = {name: x.clone() for name, x in tensors.items()}
+        if content is not None:
+            leaves[keys][..., 70, 1], leaves["value"][:, 1, 75] = content, content
+        for x in leaves.values():
+            x.requires_grad_()
+        out = attend(**leaves, **options, backend="triton")
+        loss = out[:, :, rows].square().sum()
+        yield [out[:, :, rows], *torch.autograd.grad(loss, list(leaves.values()))], out
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize("kind", ["causal", "window", "key mask", "pair mask"])
+def test_keys_that_are_not_finite_reach_the_queries_that_see_them_alone(kind, function):
+    alive = torch.arange(90) < 70
+    rows, options = {
+        "causal": (slice(0, 70), {"is_causal": True}),
+        "window": (slice(85, 90), {"window": (5, 1)}),
+        "key mask": (slice(None), {"attn_mask": alive[None, None, None]}),
+        "pair mask": (
+            slice(0, 60),
+            {"attn_mask": (torch.rand(90, 90) > 0.4) & alive | (torch.arange(90) >= 60)[:, None]},
+        ),
+    }[kind]
+    (truth, _), *others = poisoned(options, function, rows)
+    for results, out in others:
+        assert kind == "key mask" or out[:, 1, 80].isnan().all()
+        for result, expected in zip(results, truth, strict=True):
+            torch.testing.assert_close(result, expected, atol=1e-6, rtol=1e-5)
