@@ -12,7 +12,7 @@ from mgk.variants import DEFAULT_NUM_MIXTURES, VARIANTS
 Passes = Literal["forward", "forward+backward"]
 
 PASSES: tuple[Passes, ...] = get_args(Passes)
-BACKENDS = ("reference", "eager", "blockwise", "sdpa", "cpu")
+BACKENDS = ("reference", "eager", "blockwise", "sdpa", "cpu", "triton")
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 DEVICES = ("cpu", "cuda", "mps", "xpu")
 HARD = "-hard"
@@ -105,6 +105,19 @@ class KernelsSettings(ThreadSettings):
         KERNEL_EXPERIMENTS, "A JSON file keeps those not run.", choices=KERNEL_EXPERIMENTS
     )
     plot: Path | None = option(None, "Draw the ratio over the length to this image.")  # noqa: RUF009  a field
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuSettings(DeviceSettings):
+    """The Triton kernels on a GPU: errors, then times against softmax with twice the heads."""
+
+    device: str = option("cuda", "cuda, or cuda:1 for the second GPU.")
+    batch: int = option(4, "B.")
+    heads: int = option(8, "H, heads of every variant; the softmax baseline has 2H.")
+    length: int = option(4096, "N, number of queries and of keys.")
+    head_dims: tuple[int, ...] = option((64, 128), "D.")
+    dtypes: tuple[str, ...] = option(("float16", "bfloat16"), "Dtypes.", choices=DTYPES[1:])
+    rounds: int = option(20, "How often each alternative is timed.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,6 +238,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     for name, settings, entry in (
         ("attention", AttentionSettings, "variants_by_backend:run"),
         ("kernels", KernelsSettings, "kernels:run"),
+        ("gpu", GpuSettings, "gpu:run"),
         ("roofline", RooflineSettings, "roofline:run"),
         ("memory_at_length", MemorySettings, "memory_at_length:run"),
         ("precision", PrecisionSettings, "precision:run"),

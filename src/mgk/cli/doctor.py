@@ -26,6 +26,7 @@ _PACKAGES = {  # with the extra that installs each
     "tensorboard": "train",
     "matplotlib": "plot",
     "datasets": "hub",
+    "triton": "triton",
 }
 _CASES = ("mgk", "mgk causal", "mgk-hard", "smgk", "smgk causal", "mlk", "mlk causal")
 _TOLERANCE = 1e-4  # of outputs and gradients of order 1, in float32
@@ -54,7 +55,8 @@ def doctor() -> None:
     typer.echo(f"instruction sets of the kernels: {instruction_sets or 'none'}")
     for line in _data():
         typer.echo(line)
-    if not _backends_agree():
+    agree = [_backends_agree(), _kernels_agree(accelerator or torch.device("cpu"))]
+    if not all(agree):
         advice = "please report it with this text"
         typer.echo(f"mgk: a backend disagrees with the equations: {advice}", err=True)
         raise typer.Exit(1)
@@ -111,12 +113,30 @@ def _backends_agree() -> bool:
                     continue
                 pairs = zip(results, truth, strict=True)
                 errors[case] = max(float((x.double() - exact).abs().max()) for x, exact in pairs)
+            if not errors:
+                typer.echo(f"backend {backend}: ready, not for tensors on the CPU")
+                continue
             worst = max(errors, key=lambda case: errors[case])
             largest = max(largest, errors[worst])
             bound = f"differs by at most {errors[worst]:.0e} ({worst}) from the equations in float64"
             status = f"ready, {bound}, outputs and gradients of {', '.join(errors)}"
         typer.echo(f"backend {backend}: {status}")
     return largest < _TOLERANCE
+
+
+def _kernels_agree(device: "torch.device") -> bool:
+    """Print the long self-check of the Triton kernels where they run; whether all its errors are small."""
+    from mgk.functional import available_backends
+    from mgk.functional.mixture.backends.triton_backend import backend, self_check
+
+    is_served = device.type == "cuda" or backend.is_interpreted()
+    if available_backends()["triton"] != "ready" or not is_served:
+        return True
+    agree = True
+    for check in self_check.checks(device, quick=False):
+        typer.echo(f"  triton, {check}{'' if check.passes else ': WRONG'}")
+        agree = agree and check.passes
+    return agree
 
 
 def _results(case: str, backend: str, dtype: "torch.dtype") -> "list[Tensor]":

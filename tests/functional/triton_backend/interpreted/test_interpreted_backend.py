@@ -6,6 +6,9 @@ import pytest
 import torch
 
 import mgk
+from mgk.bench.registry import PASSES, GpuSettings
+from mgk.bench.runner import run as run_benchmark
+from mgk.cli import doctor
 from mgk.functional.backends import select
 from mgk.functional.mixture import em_statistics
 from mgk.functional.mixture.backends.triton_backend import backend, self_check
@@ -164,30 +167,82 @@ def record(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(self_check, "_verdicts", {})
     monkeypatch.setattr(self_check, "kind_of", lambda device: "a device")
-    monkeypatch.setattr(self_check, "_QUICK", {"mgk": {"width": 8}})
+    monkeypatch.setattr(self_check, "_QUICK", {"mgk": ({"width": 8}, (torch.float32,))})
     monkeypatch.setattr(self_check, "TOLERANCES", {torch.float32: 1e-4})
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     return tmp_path / "mgk" / "triton-self-check.json"
 
 
 def test_the_self_check_passes_once_and_is_remembered(record, monkeypatch):
-    assert self_check.failure(torch.device("cpu")) is None
+    assert self_check.failure(torch.zeros(1)) is None
     assert json.loads(record.read_text()) == {"a device": ""}
     monkeypatch.setattr(self_check, "_verdicts", {})
     monkeypatch.setattr(self_check, "checks", None)
-    assert self_check.failure(torch.device("cpu")) is None
+    assert self_check.failure(torch.zeros(1)) is None
 
 
 def test_a_wrong_kernel_is_reported_and_not_used(record, monkeypatch):
     monkeypatch.setattr(self_check, "TOLERANCES", {torch.float32: 0.0})
     with pytest.warns(UserWarning, match=r"not used: its self-check failed .* report this text"):
-        found = self_check.failure(torch.device("cpu"))
+        found = self_check.failure(torch.zeros(1))
     assert found is not None
-    assert "mgk in torch.float32: error" in found
+    assert "mgk in float32: error" in found
     assert json.loads(record.read_text())["a device"] == found
 
 
 def test_the_self_check_waits_while_a_graph_is_captured(record, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    assert self_check.failure(torch.device("cpu")) is None
+    assert self_check.failure(torch.zeros(1)) is None
     assert not record.exists()
+
+
+@pytest.fixture
+def short_checks(monkeypatch):
+    monkeypatch.setattr(self_check, "_QUICK", {})
+    calls = ("mgk segments", "mgk window, grouped heads", "smgk decoding")
+    monkeypatch.setattr(self_check, "_LONG", {name: self_check._LONG[name] | {"width": 8} for name in calls})
+    monkeypatch.setattr(self_check, "TOLERANCES", {torch.float32: 1e-4})
+
+
+def test_doctor_prints_the_long_check(short_checks, capsys, monkeypatch):
+    assert doctor._kernels_agree(torch.device("cpu"))
+    assert "triton, mgk segments in float32: error" in capsys.readouterr().out
+    monkeypatch.setattr(self_check, "TOLERANCES", {torch.float32: 0.0})
+    assert not doctor._kernels_agree(torch.device("cpu"))
+    assert capsys.readouterr().out.count("WRONG") == 3
+
+
+def test_bench_gpu_checks_and_then_times(short_checks):
+    settings = GpuSettings(
+        device="cpu", batch=1, heads=1, length=16, head_dims=(8,), dtypes=("float32",), rounds=1
+    )
+    report = run_benchmark("gpu", settings)
+    rows = report.to_json()["rows"]
+    checked = [row for row in rows if row["experiment"] == "correctness"]
+    assert [row["call"] for row in checked] == list(self_check._LONG)
+    timed = {row["experiment"]: row for row in rows if row.get("backend") == "triton"}
+    assert set(timed) == {f"{p}, float32, D=8{c}" for p in PASSES for c in ("", ", causal")}
+    assert not report.outcome.failures
+
+
+def test_torch_func_differentiates_each_example():
+    case = make_case("shifted", sizes=(2, 1, 9, 11, 4, 4, 2), is_causal=True).tensors
+    names = ("query", "key", "shifts", "value")
+    tensors = [case[name].float() for name in names]
+
+    def loss(backend):
+        def compute(query, key, shifts, value):
+            out = mgk.shifted_mixture_attention(query[None], key[None], shifts, value[None], backend=backend)
+            return out.square().sum()
+
+        return torch.func.vmap(torch.func.grad(compute, (0, 1, 2, 3)), (0, 0, None, 0))
+
+    for got, want in zip(loss("triton")(*tensors), loss("reference")(*tensors), strict=True):
+        torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
+
+
+def test_forward_mode_is_refused():
+    query, keys, value = torch.randn(1, 1, 3, 4), torch.randn(1, 1, 2, 3, 4), torch.randn(1, 1, 3, 4)
+    attend = lambda x: mgk.mixture_attention(x, keys, value, backend="triton")  # noqa: E731
+    with pytest.raises(ValueError, match="no forward-mode derivative"):
+        torch.func.jvp(attend, (query,), (query,))

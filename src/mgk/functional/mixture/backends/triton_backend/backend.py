@@ -51,7 +51,7 @@ class Triton(Backend[AttentionInputs]):
             return "it has counts, no moments"
         if any(map(has_tangent, inputs)):
             return "it has no forward-mode derivative"
-        return None if device.type == "cpu" else _failed_check(device)
+        return None if device.type == "cpu" else _failed_check(inputs.query)
 
     def is_efficient(self, inputs: AttentionInputs) -> bool:
         """On a GPU, but for softmax attention, which PyTorch's own kernels serve. Exports hold no operator of ours."""
@@ -109,11 +109,11 @@ def _find_status() -> str:
     return "ready"
 
 
-def _failed_check(device: torch.device) -> str | None:
+def _failed_check(query: Tensor) -> str | None:
     """What the device's self-check found wrong; it runs once for a kind of device, and never inside a graph."""
     from mgk.functional.mixture.backends.triton_backend import self_check
 
-    return self_check.failure(device)
+    return self_check.failure(query)
 
 
 def _is_decoding(inputs: AttentionInputs) -> bool:

@@ -3,7 +3,6 @@
 It runs at the first use on a kind of device that has no record, and its verdict is kept in the user's cache folder.
 """
 
-import json
 import logging
 import os
 import warnings
@@ -14,11 +13,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mgk._util.files import write_json
+from mgk._util.files import read_json, write_json
+from mgk._util.version import __version__
+from mgk.functional.validation import is_plain, without_autocast
 
 _logger = logging.getLogger("mgk")
+F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 # Of outputs and gradients, relative to their norms.
-TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 4e-2, torch.float16: 1e-2}
+TOLERANCES = {F16: 1e-2, BF16: 4e-2, F32: 1e-4}
 _verdicts: dict[str, str] = {}  # by device; "" where the kernels agree with the equations
 
 
@@ -34,12 +36,16 @@ class Check(NamedTuple):
         """Whether it agrees with the equations; NaN does not."""
         return self.error <= TOLERANCES[self.dtype]
 
+    def __str__(self) -> str:
+        dtype = str(self.dtype).removeprefix("torch.")
+        return f"{self.name} in {dtype}: error {self.error:.1e}, limit {TOLERANCES[self.dtype]:.0e}"
 
-def failure(device: torch.device) -> str | None:
+
+def failure(query: Tensor) -> str | None:
     """What the check of this kind of device found wrong, or None; the first time it runs the check."""
-    name = str(device)
+    device, name = query.device, str(query.device)
     if name not in _verdicts:
-        if torch.compiler.is_compiling() or torch.cuda.is_current_stream_capturing():
+        if not is_plain(query) or torch.cuda.is_current_stream_capturing():
             return None  # a check has no place in a graph; the next call outside makes it
         kind = kind_of(device)
         recorded = _read().get(kind)
@@ -52,13 +58,11 @@ def failure(device: torch.device) -> str | None:
 
 def kind_of(device: torch.device) -> str:
     """The device, and the versions that made its code: what a verdict holds for."""
-    from importlib.metadata import version
-
     import triton
 
     properties = torch.cuda.get_device_properties(device)
     architecture = getattr(properties, "gcnArchName", f"sm_{properties.major}{properties.minor}")
-    versions = f"torch {torch.__version__}, triton {triton.__version__}, mgk {version('mgk')}"
+    versions = f"torch {torch.__version__}, triton {triton.__version__}, mgk {__version__}"
     return f"{properties.name}, {architecture}, {versions}"
 
 
@@ -70,55 +74,63 @@ def record_path() -> Path:
 
 def _read() -> dict[str, str]:
     try:
-        found = json.loads(record_path().read_text())
-    except (OSError, ValueError):
+        found = read_json(record_path())
+    except (OSError, RuntimeError, ValueError):  # RuntimeError: there is no home folder
         return {}
     return found if isinstance(found, dict) else {}
 
 
 def _run(device: torch.device, kind: str) -> str:
-    _logger.info("backend 'triton': checking its kernels on %s, once", kind)
+    _logger.warning("backend 'triton' checks its kernels on %s, once: compiling takes a minute or so", kind)
     try:
-        wrong = [
-            f"{x.name} in {x.dtype}: error {x.error:.1e}" for x in checks(device, quick=True) if not x.passes
-        ]
+        wrong = [str(check) for check in checks(device, quick=True) if not check.passes]
     except Exception as error:  # whatever a compiler or a driver raises, another backend can serve the call
         wrong = [f"{type(error).__name__}: {error}"]
     verdict = f"its self-check failed on this device ({'; '.join(wrong)})" if wrong else ""
     if wrong:
-        warnings.warn(
-            f"backend 'triton' is not used: {verdict}. Please report this text with the output of 'mgk doctor': {kind}",
-            stacklevel=2,
-        )
+        advice = f"Please report this text with the output of 'mgk doctor': {kind}"
+        warnings.warn(f"backend 'triton' is not used: {verdict}. {advice}", stacklevel=2)
     try:
         write_json(record_path(), {**_read(), kind: verdict})
-    except OSError:
-        _logger.info("the verdict cannot be kept in %s", record_path())
+    except (OSError, RuntimeError):
+        _logger.warning("the verdict of the self-check cannot be kept")
     return verdict
 
 
-_QUICK: dict[str, dict[str, Any]] = {
-    "softmax": {"mixtures": 1, "kernel": "dot"},
-    "mgk": {"prior": True},
-    "mgk causal": {"prior": True, "is_causal": True},
-    "mgk hard": {"e_step": "hard"},
-    "smgk": {"shifted": True, "prior": True, "is_causal": True},
+# By name: the options of a call, and the dtypes that the quick form takes.
+_QUICK: dict[str, tuple[dict[str, Any], tuple[torch.dtype, ...]]] = {
+    "mgk causal": ({"prior": True, "is_causal": True}, (F16, BF16, F32)),
+    "mgk hard": ({"e_step": "hard"}, (BF16,)),
+    "smgk": ({"shifted": True, "prior": True}, (F16,)),
 }
 _LONG: dict[str, dict[str, Any]] = {
+    "softmax": {"mixtures": 1, "kernel": "dot"},
+    "mgk": {"prior": True},
     "mgk M=4": {"mixtures": 4, "prior": True},
     "mgk D=128": {"width": 128},
     "mgk variance": {"prior": True, "variance": True},
     "mgk mask": {"mask": True, "is_causal": True},
+    "mgk window, grouped heads": {"window": (40, 3), "group": 2},
+    "mgk segments": {"segments": True, "is_causal": True},
+    "mgk decoding": {"num_queries": 1},
+    "smgk causal": {"shifted": True, "is_causal": True},
     "smgk hard": {"shifted": True, "e_step": "hard"},
     "smgk M=4": {"shifted": True, "mixtures": 4, "is_causal": True},
+    "smgk far": {"shifted": True, "scale": 8.0},
+    "smgk decoding": {"shifted": True, "num_queries": 1},
 }
 
 
 def checks(device: torch.device, *, quick: bool) -> Iterator[Check]:
-    """Small calls at odd sizes in every dtype; the long form has more options."""
-    for name, options in (_QUICK if quick else _QUICK | _LONG).items():
-        for dtype in TOLERANCES:
-            yield Check(name, dtype, _error(device, dtype, **options))
+    """Small calls at odd sizes; the long form has more options, each in every dtype."""
+    calls = [(name, options, dtypes) for name, (options, dtypes) in _QUICK.items()]
+    if not quick:
+        every = {name: options for name, options, _ in calls} | _LONG
+        calls = [(name, options, tuple(TOLERANCES)) for name, options in every.items()]
+    for name, options, dtypes in calls:
+        for dtype in dtypes:
+            with torch.inference_mode(False):
+                yield Check(name, dtype, _error(device, dtype, **options))
 
 
 def _error(
@@ -127,37 +139,45 @@ def _error(
     *,
     mixtures: int = 2,
     width: int = 64,
+    num_queries: int = 150,
+    group: int = 1,
+    scale: float = 1.0,
     shifted: bool = False,
     prior: bool = False,
     variance: bool = False,
     mask: bool = False,
+    segments: bool = False,
     **options: Any,
 ) -> float:
-    """The largest relative error of output and gradients."""
-    generator = torch.Generator().manual_seed(0)
-    batch, heads, num_queries, num_keys = 2, 2, 150, 200
+    """The largest relative error of output and gradients; of the output alone in decoding."""
+    generator = torch.Generator("cpu").manual_seed(0)
+    batch, heads, num_keys = 2, 2, 200
 
     def normal(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype).to(device)
+        x = torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")
+        return x.to(dtype).to(device)
 
-    components = (batch, heads, 1 if shifted else mixtures, num_keys, width)
     inputs = {
-        "query": normal(batch, heads, num_queries, width),
-        "keys": normal(*components),
+        "query": normal(batch, heads * group, num_queries, width) * scale,
+        "keys": normal(batch, heads, 1 if shifted else mixtures, num_keys, width),
         "value": normal(batch, heads, num_keys, width),
     }
     if shifted:
         inputs["key"] = inputs.pop("keys").squeeze(2)
-        inputs["shifts"] = normal(heads, mixtures, width)
+        inputs["shifts"] = normal(heads, mixtures, width) * scale
     if prior:
         inputs["log_prior"] = normal(1, heads, mixtures, 1).log_softmax(2)
     if variance:
         inputs["variance"] = normal(1, heads, mixtures, 1).exp() * width**0.5
     if mask:
         inputs["attn_mask"] = normal(batch, 1, num_queries, num_keys)
-    grad = normal(batch, heads, num_queries, width)
+    if segments:
+        ids = torch.arange(num_keys, device=device) // 60
+        options["segment_ids"] = ids.expand(batch, -1)
+    grad = normal(batch, heads * group, num_queries, width)
     results = [_call(inputs, grad, name, options) for name in ("triton", "reference")]
-    return max(float((x.double() - y).norm() / y.norm()) for x, y in zip(*results, strict=True))
+    errors = [(x.double() - y).norm() / y.norm() for x, y in zip(*results, strict=True)]
+    return float(torch.stack(errors).max())
 
 
 def _call(inputs: dict[str, Tensor], grad: Tensor, backend: str, options: dict[str, Any]) -> list[Tensor]:
@@ -165,9 +185,11 @@ def _call(inputs: dict[str, Tensor], grad: Tensor, backend: str, options: dict[s
     from mgk.functional.mixture.api import mixture_attention, shifted_mixture_attention
 
     dtype = torch.float64 if backend == "reference" else grad.dtype
-    leaves = {name: x.to(dtype).requires_grad_() for name, x in inputs.items()}
+    is_decoding = grad.shape[2] == 1
+    leaves = {name: x.to(dtype).requires_grad_(not is_decoding) for name, x in inputs.items()}
     function: Any = shifted_mixture_attention if "shifts" in leaves else mixture_attention
-    with torch.enable_grad(), torch.random.fork_rng(devices=[]):
+    with torch.enable_grad(), without_autocast(grad):
         out = function(**leaves, **options, backend=backend)
-        gradients = torch.autograd.grad(out, list(leaves.values()), grad.to(dtype))
-    return [out.detach(), *gradients]
+        if is_decoding:
+            return [out]
+        return [out.detach(), *torch.autograd.grad(out, list(leaves.values()), grad.to(dtype))]
