@@ -5,14 +5,16 @@ BIN := $(VENV)/bin
 
 # The versions that the tests were last run on; constraints-oldest.txt has the oldest that are promised, and an empty value takes the newest.
 CONSTRAINTS ?= constraints.txt
+# dev,triton adds the tests of the GPU kernels, in Triton's interpreter and compiler.
+EXTRAS ?= dev
 
-.PHONY: demo test lint docs format bench sanitize neon notebooks workflows sdist wheels clean
+.PHONY: demo test lint docs format bench sanitize neon triton triton-compile notebooks workflows sdist wheels clean
 .DEFAULT_GOAL := test
 
 $(VENV)/.ready: pyproject.toml setup.py $(CONSTRAINTS) $(wildcard src/mgk/csrc/*)
 	rm -rf $(VENV)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(addprefix --constraint ,$(CONSTRAINTS)) --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(addprefix --constraint ,$(CONSTRAINTS)) --editable '.[$(EXTRAS)]'
 	touch $@
 
 demo: $(VENV)/.ready ## train language models of softmax, grouped softmax and smgk; ends with a table and a page
@@ -53,6 +55,16 @@ neon: $(VENV)/.ready ## the kernels' tests with a build for AArch64, in an emula
 		-o build/neon/worker tests/neon/worker.cpp src/mgk/csrc/*.cpp
 	PYTHONPATH=tests/neon MGK_NEON_WORKER="qemu-aarch64 build/neon/worker" $(BIN)/python -m pytest --quiet -p emulated \
 		tests/functional/test_kernels.py -k "not avx and not forked and not library and not set_that_is"
+
+triton: $(VENV)/.triton ## the GPU kernels in Triton's interpreter: the whole matrix, about half an hour
+	MGK_TRITON=all TRITON_INTERPRET=1 $(BIN)/python -m pytest --numprocesses=auto --quiet tests/functional/triton_backend/interpreted
+
+triton-compile: $(VENV)/.triton ## the GPU kernels compiled for NVIDIA and AMD targets, and what the assembler made of them
+	$(BIN)/python -m mgk.bench.triton_compile
+
+$(VENV)/.triton: $(VENV)/.ready
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(addprefix --constraint ,$(CONSTRAINTS)) triton
+	touch $@
 
 notebooks: $(VENV)/.ready ## examples/*.ipynb from the scripts, then a run of each
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check ipykernel nbclient

@@ -23,7 +23,7 @@ def tensors(num_queries=LENGTH):
     return query, keys, torch.randn(BATCH, HEADS, NUM_KEYS, WIDTH, requires_grad=True)
 
 
-@pytest.mark.parametrize("backend", [name for name in BACKENDS if name in ("cpu", "blockwise")])
+@pytest.mark.parametrize("backend", [name for name in BACKENDS if name in ("cpu", "blockwise", "triton")])
 def test_forward_and_backward(backend):
     query, keys, value = tensors()
     forward = PAIRS * (MIXTURES * DIM + WIDTH)

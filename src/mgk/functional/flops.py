@@ -69,7 +69,7 @@ def statistics_flops(query: Shape, keys: Shape, *others: Any, out_shape: Any = N
     return 2 * _pairs(query, keys) * width
 
 
-def _linear_counts_flops(query: Shape, keys: Shape, *others: Any, out_shape: Any = None, **options: Any) -> int:
+def _counts_flops(query: Shape, keys: Shape, *others: Any, out_shape: Any = None, **options: Any) -> int:
     return 2 * _pairs(query, keys) * keys[2] * keys[4]
 
 
@@ -79,7 +79,11 @@ def _register() -> None:
         ops.cpu_decode: decode_flops,
         ops.cpu_mixture: mixture_flops,
         ops.cpu_mixture_backward: mixture_backward_flops,
-        ops.linear_counts: _linear_counts_flops,
+        ops.linear_counts: _counts_flops,
+        ops.triton_forward: mixture_flops,
+        ops.triton_backward: lambda grad, d_lse, *x, **y: mixture_backward_flops(grad, *x, **y),
+        ops.triton_decode: decode_flops,
+        ops.triton_counts: _counts_flops,
     }
     for name in ("cpu", "blockwise"):
         formulas[getattr(ops, f"{name}_forward")] = forward_flops

@@ -131,13 +131,13 @@ def _problem(inputs: AttentionInputs) -> tuple[Any, ...]:
     if segments is not None:
         segments = segments.transpose(0, 1).to(torch.int32).contiguous()
     prior, mask = inputs.log_prior, inputs.attn_mask
-    tensors = (inputs.query, inputs.keys, inputs.value, inputs.shifts, prior, variance, mask)
+    tensors = (inputs.query, inputs.keys, inputs.shifts, inputs.value, prior, variance, mask)
     options = (inputs.kernel == "dot", inputs.is_hard, left, right, inputs.dropout_p)
     return (*tensors, segments, seed, *options)
 
 
 _PROBLEM = (
-    "Tensor query, Tensor keys, Tensor value, Tensor? shifts, Tensor? log_prior, Tensor variance, Tensor? mask,"
+    "Tensor query, Tensor keys, Tensor? shifts, Tensor value, Tensor? log_prior, Tensor variance, Tensor? mask,"
     " Tensor? segments, Tensor? seed, bool is_dot, bool is_hard, int? left, int? right, float dropout_p"
 )
 _RESULT = (
@@ -157,7 +157,7 @@ def _forward(*arguments: Any) -> tuple[Tensor, ...]:
 
 
 def _fake_forward(*arguments: Any) -> tuple[Tensor, ...]:
-    query, keys, value, shifts, log_prior, variance = arguments[:6]
+    query, keys, shifts, value, log_prior, variance = arguments[:6]
     batch, heads, num_queries, width = query.shape
     key_heads, num_keys = keys.shape[1], keys.shape[3]
     mixtures = keys.shape[2] if shifts is None else shifts.shape[1]
@@ -184,13 +184,13 @@ def _fake_forward(*arguments: Any) -> tuple[Tensor, ...]:
 
 
 def _backward(grad: Tensor, lse_grad: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
-    from mgk.functional.mixture.backends.triton_backend import launch
+    from mgk.functional.mixture.backends.triton_backend import launch, spec
 
-    *arguments_of_problem, needs_variance, needs_mask = arguments
-    problem = launch.Problem(*arguments_of_problem[:-_NUM_RESULTS])
-    *rows, value = arguments_of_problem[-_NUM_RESULTS:]
+    *flat, needs_variance, needs_mask = arguments
+    problem = launch.Problem(*flat[:-_NUM_RESULTS])
+    out, lse, row_max, row_sum, *features, value = flat[-_NUM_RESULTS:]
     value = value if problem.has_dead_keys else problem.value
-    result = launch.Result(*rows[:4], launch.Features(*rows[4:]), value)
+    result = launch.Result(out, lse, row_max, row_sum, spec.Features(*features), value)
     gradients = launch.backward(grad, lse_grad, problem, result, (needs_variance, needs_mask))
     wanted = _differentiable(problem, needs_variance, needs_mask)
     # an operator has no optional results
@@ -202,16 +202,8 @@ def _backward(grad: Tensor, lse_grad: Tensor, *arguments: Any) -> tuple[Tensor, 
 
 def _differentiable(arguments: Any, needs_variance: bool, needs_mask: bool) -> tuple[Tensor | None, ...]:
     """The tensors whose gradients are computed, in the order of ``launch.Gradients``."""
-    query, keys, value, shifts, log_prior, variance, mask = arguments[:7]
-    return (
-        query,
-        keys,
-        value,
-        shifts,
-        log_prior,
-        variance if needs_variance else None,
-        mask if needs_mask else None,
-    )
+    *others, variance, mask = arguments[:7]
+    return *others, variance if needs_variance else None, mask if needs_mask else None
 
 
 def _fake_backward(grad: Tensor, lse_grad: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
@@ -296,7 +288,7 @@ def _decode(*arguments: Any) -> tuple[Tensor, Tensor]:
 
 
 def _fake_decode(*arguments: Any) -> tuple[Tensor, Tensor]:
-    query, value = arguments[0], arguments[2]
+    query, value = arguments[0], arguments[3]
     shape = query.shape[:3]
     return query.new_empty(*shape, value.shape[-1]), query.new_empty(shape, dtype=torch.float32)
 
@@ -308,7 +300,7 @@ def _counts(*arguments: Any) -> Tensor:
 
 
 def _fake_counts(*arguments: Any) -> Tensor:
-    query, keys, shifts = arguments[0], arguments[1], arguments[3]
+    query, keys, shifts = arguments[:3]
     mixtures = keys.shape[2] if shifts is None else shifts.shape[1]
     return query.new_empty(*keys.shape[:2], mixtures, keys.shape[3], dtype=torch.float32)
 

@@ -41,8 +41,8 @@ class Problem(NamedTuple):
 
     query: Tensor  # (B, Hq, L, D)
     keys: Tensor  # (B, H, M, S, D), or (B, H, 1, S, D) with shifts
-    value: Tensor  # (B, H, S, E)
     shifts: Tensor | None  # (H, M, D)
+    value: Tensor  # (B, H, S, E)
     log_prior: Tensor | None  # broadcastable to (B, H, M, S)
     variance: Tensor  # broadcastable to (B, H, M, S)
     mask: Tensor | None  # bool or float, broadcastable to (B, Hq, L, S)
@@ -106,8 +106,8 @@ class Gradients(NamedTuple):
 
     query: Tensor
     keys: Tensor
-    value: Tensor
     shifts: Tensor | None
+    value: Tensor
     log_prior: Tensor | None
     variance: Tensor | None
     mask: Tensor | None
@@ -329,7 +329,7 @@ def backward(
     lse_grad = torch.zeros_like(result.lse) if lse_grad is None else lse_grad.float().contiguous()
     delta, inverse_sum = torch.empty_like(result.lse), torch.empty_like(result.lse)
     tile = _tile(problem, "features")
-    grid = (triton.cdiv(delta.numel(), tile.queries),)
+    grid: tuple[int, ...] = (triton.cdiv(delta.numel(), tile.queries),)
     arguments: tuple[Any, ...] = (delta, inverse_sum, result.row_sum, result.out, grad, lse_grad, delta.numel())
     _launch(backward_kernels.deltas, grid, arguments, _spec(problem, tile), tile)
     rows, call = Rows(result.row_max, inverse_sum, delta), _call(problem, features, value)
@@ -398,7 +398,7 @@ def _input_gradients(
         d_variance = _variance_gradient(problem, features, d_query_bias, d_bias, d_scale)
     if problem.mask is not None and d_mask is not None:
         d_mask = _sum_to(d_mask, problem.mask.shape)
-    return Gradients(d_query, d_keys, d_value, d_shifts, d_prior, d_variance, d_mask)
+    return Gradients(d_query, d_keys, d_shifts, d_value, d_prior, d_variance, d_mask)
 
 
 def _variance_gradient(
@@ -416,19 +416,17 @@ def _variance_gradient(
         from_queries = from_queries.unflatten(1, (-1, groups)).sum(2)[:, :, None, None]
         total = total + (d_bias.double() * finite_bias).sum(2, keepdim=True)
         total = total.sum((2, 3), keepdim=True) + from_queries
-    prior = 0.0
+    total = _sum_to(total, problem.variance.shape)
     if problem.log_prior is not None:
         prior = d_bias.double() * problem.log_prior.double().clamp_min(-1e30)
-    total = _sum_to(total - prior if not problem.is_shifted else total, problem.variance.shape, torch.float64)
-    if problem.is_shifted and problem.log_prior is not None:
-        total = total - _sum_to(prior, problem.variance.shape, torch.float64)
+        total = total - _sum_to(prior, problem.variance.shape)
     return -total / problem.variance.double()
 
 
-def _sum_to(x: Tensor, shape: tuple[int, ...], dtype: torch.dtype = torch.float64) -> Tensor:
+def _sum_to(x: Tensor, shape: tuple[int, ...]) -> Tensor:
     """X summed to a shape that broadcasts to its own, in float64: thousands of terms nearly cancel."""
     dims = [d for d in range(x.ndim) if shape[d] == 1 and x.shape[d] > 1]
-    return x.sum(dims, keepdim=True, dtype=dtype) if dims else x
+    return x.sum(dims, keepdim=True, dtype=torch.float64) if dims else x
 
 
 def counts(problem: Problem, query_mask: Tensor | None) -> Tensor:
