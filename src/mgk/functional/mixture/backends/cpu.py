@@ -39,7 +39,7 @@ class Cpu(OperatorBackend):
     """Attention and counts on CPU tensors."""
 
     name = "cpu"
-    priority = 4
+    priority = 5
 
     def __init__(self) -> None:
         """Define ``mgk::cpu_mixture`` and its backward too, for calls with one variance."""

@@ -27,7 +27,7 @@ class Triton(Backend[AttentionInputs]):
     """Attention, decoding and counts on GPUs."""
 
     name = "triton"
-    priority = 5
+    priority = 4
 
     def status(self) -> str:
         """Whether Triton is installed, new enough, and has a device to run on."""

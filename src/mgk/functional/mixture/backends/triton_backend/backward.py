@@ -100,7 +100,8 @@ def _weights(s, peak, ok, extra, full: tl.constexpr, spec: tl.constexpr):
     """2^(s - m), 0 for pairs that do not take part."""
     if spec.mask == "float":
         s += extra
-    e = tl.exp2(s - along_queries(peak, spec))
+    # scores of 1e9 are rounded by 100: in another order of sums than the forward's they may pass its maximum
+    e = tl.exp2(tl.minimum(s - along_queries(peak, spec), 0.0))
     if not full or spec.mask != "none":
         e = tl.where(ok, e, 0.0)
     return e

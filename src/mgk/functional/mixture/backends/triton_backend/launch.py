@@ -14,9 +14,8 @@ from torch import Tensor
 from mgk.functional.mixture.backends.triton_backend import backward as backward_kernels
 from mgk.functional.mixture.backends.triton_backend import counts as counting_kernels
 from mgk.functional.mixture.backends.triton_backend import decode as decoding_kernels
-from mgk.functional.mixture.backends.triton_backend import features as feature_kernels
+from mgk.functional.mixture.backends.triton_backend import feature_kernels, tiles
 from mgk.functional.mixture.backends.triton_backend import forward as forward_kernels
-from mgk.functional.mixture.backends.triton_backend import tiles
 from mgk.functional.mixture.backends.triton_backend.backend import is_interpreted
 from mgk.functional.mixture.backends.triton_backend.spec import (
     Call,
