@@ -95,3 +95,28 @@ def test_keys_that_are_not_finite_reach_the_queries_that_see_them_alone(kind, fu
         assert kind == "key mask" or out[:, 1, 80].isnan().all()
         for result, expected in zip(results, truth, strict=True):
             torch.testing.assert_close(result, expected, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("scale", "offset"), [(10, 0), (10_000, 0), (1, 1000)], ids=str)
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_large_and_offset_inputs(function, scale, offset):
+    case = make_case(function, sizes=(1, 1, 70, 80, 8, 4, 2), prior="component", scale=scale, offset=offset)
+    case.tensors = {n: x.float().double() for n, x in case.tensors.items()}
+    result = case.run("triton", torch.float32)
+    assert all(x.isfinite().all() for x in result.values())
+    assert largest_errors(result, case.run("reference"))["output"] < 1e-5 * scale
+
+
+@pytest.mark.parametrize("number", [torch.finfo(torch.float32).min, -1e300], ids=str)
+@pytest.mark.parametrize("num_queries", [1, 9])
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_the_lowest_number_is_a_number(function, num_queries, number):
+    case = make_case(function, sizes=(1, 2, num_queries, 70, 8, 4, 2)).tensors
+    attend = mgk.mixture_attention if function == "mixture" else mgk.shifted_mixture_attention
+    tensors = {name: x.float() for name, x in case.items() if name != "upstream"}
+    for shape in ((1, 70), (num_queries, 70)):
+        mask = torch.full(shape, number, dtype=torch.float64)
+        out = attend(**tensors, attn_mask=mask, backend="triton")
+        torch.testing.assert_close(
+            out, tensors["value"].mean(2, keepdim=True).expand_as(out), atol=1e-5, rtol=0
+        )

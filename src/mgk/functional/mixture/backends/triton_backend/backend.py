@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mgk.functional import masks
 from mgk.functional.backends import Backend, Task, define_operator, library
 from mgk.functional.mixture.features import one_call
 from mgk.functional.mixture.inputs import AttentionInputs
@@ -130,7 +131,10 @@ def _problem(inputs: AttentionInputs) -> tuple[Any, ...]:
     left, right, segments = inputs.key_range
     if segments is not None:
         segments = segments.transpose(0, 1).to(torch.int32).contiguous()
-    prior, mask = inputs.log_prior, inputs.attn_mask
+    prior, mask = (
+        masks.to_dtype(x, torch.float32) if x is not None and x.dtype == torch.float64 else x
+        for x in (inputs.log_prior, inputs.attn_mask)
+    )
     tensors = (inputs.query, inputs.keys, inputs.shifts, inputs.value, prior, variance, mask)
     options = (inputs.kernel == "dot", inputs.is_hard, left, right, inputs.dropout_p)
     return (*tensors, segments, seed, *options)

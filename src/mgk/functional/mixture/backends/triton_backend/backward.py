@@ -23,6 +23,7 @@ from mgk.functional.mixture.backends.triton_backend.forward import (
 from mgk.functional.mixture.backends.triton_backend.pairs import (
     LOG2E,
     NEG_INF,
+    add_log,
     along_keys,
     along_queries,
     component_scores,
@@ -99,7 +100,7 @@ def _zeros(n: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr):
 def _weights(s, peak, ok, extra, full: tl.constexpr, spec: tl.constexpr):
     """2^(s - m), 0 for pairs that do not take part."""
     if spec.mask == "float":
-        s += extra
+        s = add_log(s, extra)
     # scores of 1e9 are rounded by 100: in another order of sums than the forward's they may pass its maximum
     e = tl.exp2(tl.minimum(s - along_queries(peak, spec), 0.0))
     if not full or spec.mask != "none":

@@ -8,10 +8,10 @@ import triton
 import triton.language as tl
 
 from mgk.functional.mixture.backends.triton_backend.pairs import (
-    LEAST_MASK,
     LN2,
     LOG2E,
     NEG_INF,
+    add_log,
     finite_or_zero,
     head_of,
     load_vector,
@@ -37,10 +37,10 @@ def _scores(r, q, k, j, inside, b, hk, inputs, spec: tl.constexpr):
     else:
         x = q[None, :] - k
         s = -0.5 * tl.sum(x * x, 1)
-    s = s / _key_vector(inputs.variance, b, hk, r, j, inside, 1.0)
+    s = s / _key_vector(inputs.variance, b, hk, r, j, inside, 1.0) * LOG2E
     if spec.has_prior:
-        s += _key_vector(inputs.log_prior, b, hk, r, j, inside, NEG_INF)
-    return s * LOG2E
+        s = add_log(s, _key_vector(inputs.log_prior, b, hk, r, j, inside, NEG_INF))
+    return s
 
 
 @triton.jit
@@ -77,7 +77,6 @@ def decode(partial, partial_max, partial_sum, mask, inputs, per_chunk, spec: tl.
         if spec.mask == "float":
             extra = tl.load(head_of(mask, b, h) + j * mask.last, mask=inside, other=NEG_INF).to(tl.float32)
             inside = inside & (extra > NEG_INF)
-            extra = tl.maximum(extra, LEAST_MASK) * LOG2E
         if spec.has_dead_keys:
             top = _key_vector(inputs.log_prior, b, hk, 0, j, inside, NEG_INF)
             for r in tl.static_range(1, spec.mixtures):
@@ -98,7 +97,9 @@ def decode(partial, partial_max, partial_sum, mask, inputs, per_chunk, spec: tl.
                 best = new_best
             if spec.is_hard:
                 weights += 1.0
-            best = tl.where(inside, best + extra, NEG_INF)
+            if spec.mask == "float":
+                best = add_log(best, extra)
+            best = tl.where(inside, best, NEG_INF)
             new_peak = tl.maximum(peak, tl.max(best, 0))
             safe = finite_or_zero(new_peak)
             weights = tl.where(inside, weights * tl.exp2(best - safe), 0.0)

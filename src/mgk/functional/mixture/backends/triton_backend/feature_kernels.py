@@ -18,6 +18,7 @@ import triton.language as tl
 from mgk.functional.mixture.backends.triton_backend.pairs import (
     LOG2E,
     NEG_INF,
+    add_log,
     head_of,
     load_rows,
     load_vector,
@@ -260,6 +261,6 @@ def key_features(features, value_out, centre, inputs, spec: tl.constexpr):
 def _key_bias(bias, b, h, r, j, alive, is_bad, inputs, spec: tl.constexpr):
     """Log2(e) log pi_jr plus the bias; -inf for a dead component, NaN for a key that is not finite."""
     if spec.has_prior:
-        bias += _prior(inputs, b, h, r, j) * LOG2E
+        bias = add_log(bias, _prior(inputs, b, h, r, j))
     bias = tl.where(is_bad == 1, float("nan"), bias)
     return tl.where(alive, bias, NEG_INF)

@@ -48,7 +48,9 @@ def query_row(row, i, bh, call, full: tl.constexpr, spec: tl.constexpr):
 @triton.jit
 def is_factored(first_query, first_key, bh, bk, call, spec: tl.constexpr):
     """Whether sum_r u_ir w_jr, at least 2^-(the smaller spread), keeps its precision in the tile."""
-    if spec.max_spread == float("inf"):
+    if spec.mask == "float":  # beside a large mask the scores of all components round alike, a factor would not
+        result = False
+    elif spec.max_spread == float("inf"):
         result = True
     else:
         i = first_query + tl.arange(0, spec.query_tile // SPREAD_BLOCK) * SPREAD_BLOCK

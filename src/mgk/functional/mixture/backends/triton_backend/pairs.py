@@ -10,8 +10,7 @@ import triton.language as tl
 NEG_INF = tl.constexpr(float("-inf"))
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
-# The least finite value of a float mask that is still finite times log2(e).
-LEAST_MASK = tl.constexpr(-2.3e38)
+LOWEST = tl.constexpr(-3.4e38)
 
 
 @triton.jit
@@ -24,6 +23,13 @@ def along_queries(x, spec: tl.constexpr):
 def along_keys(x, spec: tl.constexpr):
     """A vector of the keys, broadcast over the queries of the tile."""
     return x[:, None] if spec.keys_first else x[None, :]
+
+
+@triton.jit
+def add_log(s, x):
+    """S + log2(e) x of a score and a log-prior or a mask: -inf where either is, else finite."""
+    total = tl.maximum(s + x * LOG2E, LOWEST, propagate_nan=tl.PropagateNan.ALL)
+    return tl.where((s == NEG_INF) | (x == NEG_INF), NEG_INF, total)
 
 
 @triton.jit
@@ -164,7 +170,7 @@ def load_mask(i, j, b, h, mask, sizes, spec: tl.constexpr):
 
 @triton.jit
 def pair_mask(i, j, b, h, first, stop, mask, sizes, full: tl.constexpr, spec: tl.constexpr):
-    """Which pairs take part, and what the mask adds to their scores in base 2; neither is read if it has no meaning."""
+    """Which pairs take part, and what the mask adds to their scores; neither is read if it has no meaning."""
     ok = along_keys(j, spec) >= 0
     extra = 0.0
     if not full:
@@ -174,7 +180,6 @@ def pair_mask(i, j, b, h, first, stop, mask, sizes, full: tl.constexpr, spec: tl
     if spec.mask == "float":
         extra = load_mask(i, j, b, h, mask, sizes, spec).to(tl.float32)
         ok = ok & (extra > NEG_INF)
-        extra = tl.maximum(extra, LEAST_MASK) * LOG2E
     return ok, extra
 
 
@@ -184,7 +189,7 @@ def apply_mask(s, i, j, b, h, first, stop, mask, sizes, full: tl.constexpr, spec
     if not full or spec.mask != "none":
         ok, extra = pair_mask(i, j, b, h, first, stop, mask, sizes, full, spec)
         if spec.mask == "float":
-            s += extra
+            s = add_log(s, extra)
         s = tl.where(ok, s, NEG_INF)
     return s
 
