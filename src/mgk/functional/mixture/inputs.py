@@ -76,7 +76,7 @@ class AttentionInputs(NamedTuple):
 
     @property
     def is_softmax(self) -> bool:
-        """Eq. 1: one key, the dot product and a scale, with masks that SDPA takes as they are."""
+        """Eq. 1: one key, the dot product, a scale, and SDPA's own masks."""
         return (
             self.num_mixtures == 1
             and self.kernel == "dot"
