@@ -23,7 +23,7 @@ def test_the_package_alone_imports_nothing_heavy():
 def test_the_first_function_loads_no_compiler_and_no_other_library():
     loaded = modules_after(
         "import torch, mgk; x = torch.ones(1, 1, 99, 4); k = x.unsqueeze(2)\n"
-        "for b in mgk.available_backends(): mgk.mixture_attention(x, k, x, backend=b)\n"
+        "for b, s in mgk.available_backends().items(): s == 'ready' and mgk.mixture_attention(x, k, x, backend=b)\n"
         "mgk.linear_mixture_attention(x, k, x, feature_map='favor'); mgk.m_step(x, k); mgk.nn.MixtureAttention(8, 2)"
     )
     assert not loaded.intersection({"transformers", "matplotlib", "typer", "rich", "torch._dynamo"})

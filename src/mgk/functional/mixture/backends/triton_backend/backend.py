@@ -5,6 +5,7 @@ Triton's interpreter and serve CPU tensors, for tests.
 """
 
 import os
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -99,14 +100,14 @@ def _status() -> str:
 
 def _find_status() -> str:
     oldest = ".".join(map(str, OLDEST_TRITON))
-    try:
-        import triton
-    except ImportError:
+    if find_spec("triton") is None:
         return f"not installed: it needs triton {oldest} or newer (pip install 'mgk[triton]', on Linux)"
-    if tuple(map(int, triton.__version__.split(".")[:2])) < OLDEST_TRITON:
-        return f"not usable: triton {triton.__version__} is installed, {oldest} is the oldest that works"
     if not is_interpreted() and not torch.cuda.is_available():
         return "without a device: it needs a CUDA or ROCm GPU"
+    import triton
+
+    if tuple(map(int, triton.__version__.split(".")[:2])) < OLDEST_TRITON:
+        return f"not usable: triton {triton.__version__} is installed, {oldest} is the oldest that works"
     return "ready"
 
 
