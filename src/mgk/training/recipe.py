@@ -13,23 +13,12 @@ from typing import Annotated, Any, Literal, Self
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from mgk import variants
 from mgk._util.files import write_file
 from mgk._util.limits import MAX_THREADS
 from mgk._util.suggestions import closest, did_you_mean
 from mgk.data import task_registry
 from mgk.training.errors import RecipeError
-from mgk.variants import (
-    DEFAULT_VARIANT,
-    EStep,
-    FeatureMapName,
-    Init,
-    Kernel,
-    Pooling,
-    Position,
-    Prior,
-    Variance,
-    Variant,
-)
 
 _RECIPES = resources.files("mgk.training") / "recipes"
 
@@ -73,7 +62,7 @@ class _Section(BaseModel):
 class ModelSection(_Section):
     """Fields of ``MgkConfig``; None: by the data, or its default."""
 
-    attention: Variant = DEFAULT_VARIANT
+    attention: variants.Variant = variants.DEFAULT_VARIANT
     num_attention_heads: Count = 4
     num_key_value_heads: Count | None = None
     sliding_window: Annotated[int, Field(ge=0)] | None = None
@@ -82,22 +71,22 @@ class ModelSection(_Section):
     num_hidden_layers: Count | None = None
     intermediate_size: Count | None = None
     num_mixtures: Count | None = None
-    kernel: Kernel | None = None
-    e_step: EStep | None = None
-    prior: Prior | None = None
+    kernel: variants.Kernel | None = None
+    e_step: variants.EStep | None = None
+    prior: variants.Prior | None = None
     prior_momentum: Probability | None = None
-    variance: Variance | None = None
-    feature_map: FeatureMapName | None = None
-    init: Init | Positive | None = None
+    variance: variants.Variance | None = None
+    feature_map: variants.FeatureMapName | None = None
+    init: variants.Init | Positive | None = None
     backend: str | None = None
-    position: Position | None = None
+    position: variants.Position | None = None
     max_position_embeddings: Count | None = None
     hidden_dropout_prob: Probability | None = None
     attention_probs_dropout_prob: Probability | None = None
     hidden_act: str | None = None
     layer_norm_eps: Positive | None = None
     initializer_range: Positive | None = None
-    pooling: Pooling | None = None
+    pooling: variants.Pooling | None = None
     classifier_hidden_size: Count | None = None
     adaptive_cutoffs: list[Count] | None = None
     adaptive_div_value: Positive | None = None

@@ -12,17 +12,8 @@ from mgk.experiments.model_spec import ModelSpec
 from mgk.experiments.reproduce.published import LRA
 from mgk.experiments.result_store import DataNote, TrialResult, thinned
 from mgk.experiments.trials import Trial
+from mgk.training import run_dir
 from mgk.training.recipe import Recipe, load_recipe
-from mgk.training.run_dir import (
-    RECIPE,
-    SUMMARY,
-    check_finished,
-    read_correct,
-    read_environment,
-    read_metrics,
-    read_run_recipe,
-    read_summary,
-)
 from mgk.training.tasks import Batch, TaskData, count, open_data
 
 # Training pairs of the ACL Anthology Network in LRA's release.
@@ -56,9 +47,9 @@ def collect_result(
         command: that made it; the one that started the run if None.
         seconds: that it took, if it was not interrupted.
     """
-    check_finished(run)
-    recipe, summary, lines = read_run_recipe(run), read_summary(run), read_metrics(run)
-    sessions = read_environment(run)["sessions"]
+    run_dir.check_finished(run)
+    recipe, summary, lines = run_dir.read_run_recipe(run), run_dir.read_summary(run), run_dir.read_metrics(run)
+    sessions = run_dir.read_environment(run)["sessions"]
     machine, versions = sessions[-1]["machine"], sessions[-1]["versions"]
     program, *arguments = sessions[0]["command"]
     losses, validation = (
@@ -72,7 +63,7 @@ def collect_result(
         data=describe_data(recipe, open_data(recipe.data)),
         losses=losses,
         validation=validation,
-        correct=None if summary.correct is None else tuple(read_correct(run)),
+        correct=None if summary.correct is None else tuple(run_dir.read_correct(run)),
         machine={**machine, "versions": versions, "sessions": len(sessions)},
         command=command or " ".join([Path(program).name, *arguments]),
         jobs=jobs,
@@ -83,7 +74,9 @@ def collect_result(
 
 def collect_results(folder: Path) -> list[TrialResult]:
     """The results of all finished runs below a folder."""
-    runs = sorted(path.parent for path in folder.rglob(SUMMARY) if (path.parent / RECIPE).is_file())
+    runs = sorted(
+        path.parent for path in folder.rglob(run_dir.SUMMARY) if (path.parent / run_dir.RECIPE).is_file()
+    )
     return [collect_result(run) for run in runs]
 
 
