@@ -34,8 +34,13 @@ LIMITS = {"attention": (7, ""), "train": (40, ""), "reproduce": (12, "experiment
 def import_everything() -> None:
     """Import every module of the package."""
     for module in pkgutil.walk_packages(mgk.__path__, "mgk."):
-        if not module.name.endswith(("__main__", "_kernels")):  # the kernels are no Python module
+        if module.name.endswith(("__main__", "_kernels")):  # the kernels are no Python module
+            continue
+        try:
             importlib.import_module(module.name)
+        except ModuleNotFoundError as error:
+            if error.name != "triton":  # which need not be installed
+                raise
 
 
 def files_of(call: Callable[[], object]) -> list[str]:
