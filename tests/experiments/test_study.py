@@ -6,17 +6,20 @@ from pathlib import Path
 from statistics import stdev
 
 import pytest
+from scipy.stats import t
 from synthetic_results import record
 from typer.testing import CliRunner
 
 from mgk._util.files import commit_of, is_committed, read_json
 from mgk._util.json_codec import load
 from mgk.analysis import cost_model
+from mgk.analysis.confidence_intervals import student_interval
 from mgk.cli.app import app
 from mgk.data.errors import DataError
 from mgk.experiments.compare.result import Comparison
 from mgk.experiments.evidence.claims import CLAIMS
 from mgk.experiments.evidence.decision_rules import MARGINS, least_regret, regrets
+from mgk.experiments.evidence.effects import late_change, seeds_for
 from mgk.experiments.model_spec import ModelSpec, sizes_of
 from mgk.experiments.plan import QUICK, find_studies, reproduction_plan
 from mgk.experiments.render.frontier import read_frontier, write_frontier
@@ -292,6 +295,24 @@ def test_the_frontier_has_paired_gains_costs_and_advice(frontier):
     assert found.sentences()[0] == "With half the cache: take smgk with 2 heads."
     assert "| smgk, 2 heads | 4 |" in found.markdown()
     assert {path.name for path in write_frontier(frontier)} == {"summary.json", "frontier.png"}
+
+
+def test_an_open_question_says_how_many_seeds_would_close_it():
+    """The least n with t_0.975 s / sqrt(n) <= 1."""
+    four = student_interval([1.0, -1.0, 3.0, 3.0])
+    deviation = stdev([1.0, -1.0, 3.0, 3.0])
+    count = seeds_for(four, 4, 1.0)
+    assert t.ppf(0.975, count - 1) * deviation / count**0.5 <= 1.0
+    assert t.ppf(0.975, count - 2) * deviation / (count - 1) ** 0.5 > 1.0
+    assert seeds_for(student_interval([1.0]), 1, 1.0) is None
+
+
+def test_what_is_still_learned_at_the_end_is_said():
+    result = record("listops", ModelSpec("mgk", 1), 0)
+    steps = result.recipe.training.max_steps
+    curve = tuple((steps * part, 0.5 + 0.1 * part) for part in (0.25, 0.5, 0.75, 1.0))
+    assert late_change([replace(result, validation=curve)]) == pytest.approx(0.025)
+    assert late_change([replace(result, validation=curve[:2])]) is None
 
 
 def test_a_plan_refers_to_learning_rates_that_must_be_committed(frontier):

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from mgk.experiments.render.tables import Table
     from mgk.experiments.reproduce.registry import Experiment
     from mgk.experiments.reproduce.runtime_estimate import Estimate
+    from mgk.experiments.result_store import ResultStore
     from mgk.experiments.study import Study
     from mgk.experiments.trials import Trial
 
@@ -38,7 +39,7 @@ def reproduce(
     preset: Annotated[
         str,
         Option(
-            help="paper: as published; workstation: up to an hour a trial; laptop: minutes; smoke: seconds."
+            help="paper: as published; workstation: up to an hour a trial; laptop: a quick look; smoke: seconds."
         ),
     ] = "laptop",
     seeds: Annotated[
@@ -164,19 +165,26 @@ def _run_study(name: str, results: Path, runs: Path, tasks: Sequence[str] | None
         typer.echo(f"waits: {reason}", err=True)
     store = ResultStore(folder)
     own_runs = runs if name == TABLES_STUDY else runs / name
-    for title in dict.fromkeys(stage.title for stage in study.stages):
-        while True:  # until no more seeds follow
-            whole = study.extended(store.found(study.trials))
-            stages = tuple(stage for stage in whole.stages if stage.title == title)
-            plan = replace(whole, stages=stages).plan(overwrite=options.overwrite)
-            if not options.dry_run and not plan.missing(store, own_runs):
-                break
-            if title and plan.trials:
-                typer.echo(f"{title}:", err=not options.dry_run)
-            if not _run(plan, folder, own_runs, options):
-                break
-    if not options.dry_run:
-        _write_study(name, results, own_runs)
+    try:
+        for title in dict.fromkeys(stage.title for stage in study.stages):
+            _run_stage(study, title, store, own_runs, options)
+    finally:  # also where it was interrupted
+        if not options.dry_run:
+            _write_study(name, results, own_runs)
+
+
+def _run_stage(study: "Study", title: str, store: "ResultStore", runs: Path, options: _Options) -> None:
+    """Run the trials of the stages of this title, until no more seeds follow from them."""
+    while True:
+        whole = study.extended(store.found(study.trials))
+        stages = tuple(stage for stage in whole.stages if stage.title == title)
+        plan = replace(whole, stages=stages).plan(overwrite=options.overwrite)
+        if not options.dry_run and not plan.missing(store, runs):
+            return
+        if title and plan.trials:
+            typer.echo(f"{title}:", err=not options.dry_run)
+        if not _run(plan, store.folder, runs, options):
+            return
 
 
 def _study(name: str, results: Path, tasks: Sequence[str] | None) -> tuple[Path, "Study"]:

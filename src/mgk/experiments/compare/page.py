@@ -168,7 +168,8 @@ def table_caption(comparison: Comparison) -> str:
     elif seeds == 1 and comparison.metric == "perplexity":
         interval = "of one seed"
     values = {"metric": comparison.metric_name, "runs": runs, "interval": interval, "length": comparison.length}
-    return text("comparison_table", **values)
+    data = f"{comparison.data_label}. " if comparison.data_label else ""
+    return data + text("comparison_table", **values)
 
 
 def _sources(comparison: Comparison) -> str:

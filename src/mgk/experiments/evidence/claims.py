@@ -30,6 +30,7 @@ from mgk.experiments.evidence.decision_rules import (
     Verdict,
     decide_better,
     decide_comparable,
+    deciding_half_width,
 )
 from mgk.experiments.evidence.effects import (
     PresetResults,
@@ -101,10 +102,10 @@ def compare_pair(
     else:
         narrower = (results.difference(task, candidate, baseline, confidence=0.9) for task in informative)
         outcome = decide_better(interval, at_90=mean_of([d for d in narrower if d is not None]), margin=margin)
-    if outcome == INCONCLUSIVE and (needed := seeds_for(interval, seeds, margin)) is not None:
-        parts.append(
-            f"about {needed} seeds would narrow it to the margin of {margin:g}{unit.partition(' of')[0]}"
-        )
+    if outcome == INCONCLUSIVE:
+        needed = seeds_for(interval, seeds, deciding_half_width(interval, margin, is_comparable=is_comparable))
+        if needed is not None:
+            parts.append(f"about {needed:,} seeds would decide it if the estimate stays")
     return Evidence(outcome, f"{names}: {', '.join(parts)}.", interval, unit, seeds)
 
 

@@ -74,6 +74,16 @@ def decide_comparable(interval: Interval, *, margin: float) -> Outcome:
     return CONTRADICTED if interval.high < -margin else INCONCLUSIVE
 
 
+def deciding_half_width(interval: Interval, margin: float, *, is_comparable: bool) -> float:
+    """How narrow an inconclusive interval must become about its estimate to be decided.
+
+    Up to the margin for "comparable or better"; for "better" up to 0, or to the margin, whichever is further.
+    """
+    if is_comparable:
+        return abs(interval.estimate + margin)
+    return max(abs(interval.estimate), margin - abs(interval.estimate))
+
+
 def regrets(values: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
     """By column and row: value / the row's least value - 1."""
     columns = [name for name in next(iter(values.values()), {}) if all(name in row for row in values.values())]

@@ -120,14 +120,31 @@ def detectable_difference(interval: Interval, seeds: int, planned: int | None = 
 
 
 def seeds_for(interval: Interval, seeds: int, half_width: float) -> int | None:
-    """N (h / half_width)^2 seeds, h the half-width over n seeds.
+    """The least n with t_0.975 s / sqrt(n) <= half_width, s by the 95% interval.
 
-    None where they have no variance yet.
+    None where they have no variance yet, or for a half-width of 0.
     """
     measured = (interval.high - interval.low) / 2
-    if seeds < 2 or not isfinite(measured):
+    if seeds < 2 or not isfinite(measured) or not half_width:
         return None
-    return ceil(seeds * (measured / half_width) ** 2)
+    from scipy.stats import t
+
+    deviation = measured * sqrt(seeds) / t.ppf(0.975, seeds - 1)
+    count = max(2, ceil((1.96 * deviation / half_width) ** 2))  # n is not less, by the normal quantile
+    while t.ppf(0.975, count - 1) * deviation / sqrt(count) > half_width:
+        count += 1
+    return count
+
+
+def late_change(trials: Sequence[TrialResult]) -> float | None:
+    """The mean change of the validation metric over the last quarter of training."""
+    changes = []
+    for trial in trials:
+        steps = trial.recipe.training.max_steps
+        before = [value for step, value in trial.validation if step <= 0.75 * steps]
+        if before and trial.validation[-1][0] > 0.75 * steps:
+            changes.append(trial.validation[-1][1] - before[-1])
+    return fmean(changes) if changes else None
 
 
 def is_above_chance(trials: Sequence[TrialResult]) -> bool:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _COLUMNS = 2
 _TITLE_WIDTH = 50  # characters that fit above a panel
-_COLOURS = ("#3b4754", "#0969da", "#bc4c00", "#1a7f37", "#8250df", "#bf3989")
+_COLOURS = ("#3b4754", "#0969da", "#bc4c00", "#1a7f37", "#8250df", "#bf3989", "#d4a72c")
 _DASHES = ("-", "--", ":", "-.", (0, (5, 1)), (0, (1, 1)))
 
 

@@ -52,6 +52,7 @@ _ADVICE: Mapping[Outcome, str] = {
     CONTRADICTED: "take {baseline}",
     EQUIVALENT: "either {candidate} or {baseline}, which are within {margin:g}% of each other",
 }
+_QUESTIONS = {"better": "Better", "comparable": "Comparable or better"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +129,7 @@ class Frontier:
             for pair in self.study.pairs
         ]
 
-    def sentences(self) -> list[str]:
+    def advice(self) -> list[str]:
         """Who should use what, as far as it is decided."""
         lines = []
         for pair, item in self.evidence():
@@ -136,7 +137,12 @@ class Frontier:
                 continue
             names = {"candidate": _phrase(pair.candidate), "baseline": _phrase(pair.baseline)}
             advice = _ADVICE.get(item.outcome, "not decided between {candidate} and {baseline}")
-            lines.append(f"{pair.use}: {advice.format(**names, margin=MARGINS['bits_per_byte'])}.")
+            lines.append(f"{pair.use}: {advice.format(**names, margin=MARGINS['bits_per_byte'])}")
+        return lines
+
+    def sentences(self) -> list[str]:
+        """Who should use what, then the front of each cost."""
+        lines = [f"{line}." for line in self.advice()]
         for cost, heading in COSTS.items():
             if front := self.front(cost):
                 names_of_front = ", ".join(f"{point.model} ({short(point.costs[cost])})" for point in front)
@@ -187,7 +193,10 @@ class Frontier:
         return "\n\n".join(
             [
                 " ".join([progress, *self.sentences()]),
-                "\n".join(f"- {item.sentence} **{item.outcome}**." for _, item in self.evidence()),
+                "\n".join(
+                    f"- {item.sentence} {_QUESTIONS[pair.asks]}: **{item.outcome}**."
+                    for pair, item in self.evidence()
+                ),
                 caption,
                 markdown_table(columns, rows),
                 times,

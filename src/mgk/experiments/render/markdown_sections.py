@@ -11,7 +11,14 @@ from pathlib import Path
 from mgk._util.files import write_file
 from mgk.experiments.artifacts import Outputs
 from mgk.experiments.evidence.claims import CLAIMS, verdicts
-from mgk.experiments.evidence.decision_rules import NOT_MEASURED
+from mgk.experiments.evidence.decision_rules import (
+    CONFIRMED,
+    CONTRADICTED,
+    EQUIVALENT,
+    INCONCLUSIVE,
+    NOT_MEASURED,
+    Outcome,
+)
 from mgk.experiments.render.bench_tables import bench_parts
 from mgk.experiments.render.figure_png import draw
 from mgk.experiments.render.frontier import Frontier, read_frontier
@@ -79,6 +86,7 @@ def fill_document(path: Path, outputs: Outputs, results: str) -> list[str]:
 
 def _makers(outputs: Outputs, results: str) -> Mapping[str, Callable[[], str]]:
     return {
+        "abstract": partial(_abstract, outputs),
         "claims": partial(_claims, outputs),
         "verdicts": partial(_verdicts, outputs),
         "measured": partial(_measured, outputs),
@@ -108,6 +116,34 @@ def _measured_study(outputs: Outputs, read: Callable[[Path], _Found | None]) -> 
     """The study in the folder of results, once it has some."""
     found = None if outputs.folder is None else read(outputs.folder)
     return found if found is not None and found.results else None
+
+
+_OUTCOMES: Mapping[Outcome, str] = {
+    CONFIRMED: "Holds",
+    EQUIVALENT: "Makes no difference beyond the margin",
+    CONTRADICTED: "Does not hold",
+    INCONCLUSIVE: "Not decided",
+    NOT_MEASURED: "Not measured",
+}
+
+
+def _abstract(outputs: Outputs) -> str:
+    """What holds, what does not and what is not decided; then who should use what, by the frontier."""
+    found = verdicts(outputs.results)
+    lines = []
+    for outcome, name in _OUTCOMES.items():
+        if texts := [claim.text for claim in CLAIMS if found[claim.id].outcome == outcome]:
+            where = f" at preset `{outputs.results.preset}`"
+            lines.append(f"- **{name}**{where}: {' '.join(texts)}")
+    if advice := _advice(outputs):
+        lines.append(f"- **On bytes** ([frontier](frontier.md)): {advice}.")
+    return "\n".join(lines)
+
+
+def _advice(outputs: Outputs) -> str:
+    """Who should use what, by the frontier; empty where it is not measured."""
+    found = _measured_study(outputs, read_frontier)
+    return "; ".join(found.advice()) if isinstance(found, Frontier) else ""
 
 
 def _claims(outputs: Outputs) -> str:
@@ -163,7 +199,9 @@ def _summary(outputs: Outputs, results: str) -> str:
     counts = ", ".join(
         f"{outcomes.count(name)} {name}" for name in dict.fromkeys(outcomes) if name != NOT_MEASURED
     )
-    return f"Of the paper's claims, at preset `{preset}`: {counts} (`{folder}/claims.json`)."
+    claims = f"Of the paper's claims, at preset `{preset}`: {counts} (`{folder}/claims.json`)."
+    advice = _advice(outputs)
+    return f"{claims} On bytes: {advice} (`{results}/frontier/summary.json`)." if advice else claims
 
 
 def _headlines(outputs: Outputs, results: str) -> str:

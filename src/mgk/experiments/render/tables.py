@@ -7,7 +7,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from mgk.analysis.confidence_intervals import Interval
-from mgk.experiments.evidence.effects import PresetResults, is_above_chance, mean_of
+from mgk.experiments.evidence.effects import PresetResults, is_above_chance, late_change, mean_of
 from mgk.experiments.model_spec import ModelSpec
 from mgk.experiments.render.numbers import interval_text, json_safe, short, signed, text
 from mgk.experiments.reproduce.published import AVERAGE, EXTRA_TASKS, LRA, TABLES
@@ -298,6 +298,8 @@ def _notes(experiment: Experiment, results: PresetResults, trials: Sequence[Tria
         else:
             how = "by a sliding window" if last.metric == "test_sliding_perplexity" else "by segments"
             notes.append(f"{data.label}: test perplexity {how}; a unigram model has {data.chance:.2f}.")
+        if (change := late_change(group)) is not None:
+            notes.append(f"{data.label}: {_late_change_text(last, change)}")
         if task == "retrieval" and "in place of AAN" in data.label:
             notes.append(text("retrieval"))
     is_smaller_language = experiment.is_language and results.preset != "paper"
@@ -310,6 +312,14 @@ def _notes(experiment: Experiment, results: PresetResults, trials: Sequence[Tria
         "several_recipes": any(map(_has_several_recipes, by_task.values())),
     }
     return [*notes, *(text(name) for name, holds in conditions.items() if holds)]
+
+
+def _late_change_text(trial: TrialResult, change: float) -> str:
+    """Whether models were still learning when training ended."""
+    split, metric = trial.recipe.evaluation.split, trial.summary.metric
+    size = f"{100 * change:+.1f} points" if metric == "accuracy" else f"{change:+.2f}"
+    name = metric.replace("_", " ")
+    return f"over the last quarter of training {split} {name} changed by {size.replace('-', '−')}, mean of all trials."
 
 
 def _has_several_recipes(trials: Sequence[TrialResult]) -> bool:
