@@ -113,7 +113,10 @@ def test_every_trial_of_the_paper_has_its_settings(task):
         assert given["attention"] == trial.model.attention
         for name, path in FIELDS.items():
             assert given.get(path, DEFAULTS.get(name)) == getattr(trial.model, name), (str(trial), name)
-        for name, value in {**model, "num_mixtures": trial.model.mixtures}.items():
+        own = {"num_mixtures": trial.model.mixtures}
+        if trial.model.position is not None:  # ours, without positions
+            own["position"] = trial.model.position
+        for name, value in {**model, **own}.items():
             assert given[name] == value, (str(trial), name)
         for name, value in training.items():
             assert getattr(recipe.training, name) == value, (str(trial), name)
