@@ -153,6 +153,29 @@ def test_vmap_over_a_learned_variance_a_float_mask_and_dropout(backend):
     assert (dropped[0] != dropped[1]).any()
 
 
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("backend", ["auto", *(name for name in BACKENDS if name != "reference")])
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_vmap_over_segments(function, backend, is_causal):
+    names, primals = make(function, 20)
+    batched = ("query", "key", "keys", "value")
+    primals = [x[:1] if name in batched else x for name, x in zip(names, primals, strict=True)]
+    stacked = [torch.stack([x, x * 1.5, x * 0.5]) for x in primals]
+    ids = (torch.rand(3, 1, 23) > 0.8).cumsum(2)
+
+    def loss(ids, *tensors):
+        options = {"segment_ids": ids, "is_causal": is_causal}
+        return call(function, names, backend, **options)(*tensors).square().sum()
+
+    argnums = tuple(range(1, len(names) + 1))
+    each = vmap(grad(loss, argnums))(ids, *stacked)
+    for index in range(3):
+        expected = grad(loss, argnums)(ids[index], *(x[index] for x in stacked))
+        for name, a, b in zip(names, each, expected, strict=True):
+            torch.testing.assert_close(a[index], b, msg=name)
+
+
 @pytest.mark.parametrize("variant", ["softmax", "linear", "mgk", "smgk", "mlk", "smlk"])
 @pytest.mark.parametrize("length", LENGTHS)
 def test_functional_call_of_a_module(variant, length):

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from tiny_models import VARIANTS, config, moved, tokens
+from torch.func import functional_call, grad, vmap
 from transformers import Trainer, TrainingArguments, pipeline
 
 from mgk.data import Collator, SegmentDataset, byte_tokenizer
@@ -159,3 +160,27 @@ def test_the_callback_runs_the_m_step_once_per_optimizer_step(steps, tmp_path):
     assert len(calls) == 3
     assert (model.model.layers[0].attention.prior.pi != 0.5).any()
     assert not model.model.layers[0].attention.prior.counts.any()
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("cls", [MgkForCausalLM, MgkForSequenceClassification])
+def test_gradients_of_every_example_by_torch_func(cls, variant):
+    """vmap(grad) of the loss, with labels, masks and positions that are mapped over."""
+    model, ids = moved(cls(config(variant))), tokens(3, 9)
+    labels = ids if cls is MgkForCausalLM else ids[:, 0] % 3
+    mask = torch.ones_like(ids)
+    mask[1, 6:] = 0
+    parameters = {name: x.detach() for name, x in model.named_parameters()}
+
+    def loss(parameters, ids, labels, **options):
+        options = {name: x[None] for name, x in options.items()}
+        return functional_call(model, parameters, (ids[None],), {"labels": labels[None], **options}).loss
+
+    for name, x in {"attention_mask": mask, "position_ids": torch.arange(9).repeat(3, 1)}.items():
+        if name == "position_ids" and cls is MgkForSequenceClassification:
+            continue  # the number of packed sequences depends on values
+        each = vmap(lambda i, t, x, name=name: grad(loss)(parameters, i, t, **{name: x}))(ids, labels, x)
+        for row in range(3):
+            expected = grad(loss)(parameters, ids[row], labels[row], **{name: x[row]})
+            for key, gradient in expected.items():
+                torch.testing.assert_close(each[key][row], gradient, atol=1e-5, rtol=1e-4, msg=lambda m, key=key: f"{key}: {m}")

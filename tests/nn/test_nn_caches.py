@@ -5,6 +5,8 @@ import itertools
 import pytest
 import torch
 from recompute import GAUSSIAN, LINEAR, MIXTURES, VARIANTS, make, padding_mask, tokens
+from torch.autograd import forward_ad
+from torch.func import jvp
 
 from mgk.nn import EMPrior, KeyValueCache, MixtureAttention, StateCache, rotary_tables
 from support.versions import needs_fullgraph
@@ -273,7 +275,7 @@ def test_a_cache_of_fixed_length_shows_weights_crops_and_reorders():
 def test_a_cache_of_fixed_length_refuses(variant):
     attn, x = make(variant), tokens(2, LENGTH)
     cache = attn.new_cache(LENGTH)
-    with pytest.raises(ValueError, match=r"a cache of fixed length has no gradients: use torch\.no_grad"):
+    with pytest.raises(ValueError, match=r"a cache of fixed length has no derivatives: use torch\.no_grad"):
         attn(x, is_causal=True, cache=cache)
     assert cache.length == 0
     with torch.no_grad():
@@ -283,6 +285,23 @@ def test_a_cache_of_fixed_length_refuses(variant):
     assert cache.length == 8
     with pytest.raises(ValueError, match="max_length must be at least 1, got 0"):
         attn.new_cache(0)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@torch.no_grad()
+def test_forward_mode_through_a_step_sees_its_own_keys(variant):
+    attn, x = make(variant), tokens(2, LENGTH)
+    direction = torch.randn_like(x)
+    direction[:, :5] = 0  # the past is held without a tangent
+    _, expected = jvp(lambda x: attn(x, is_causal=True), (x,), (direction,))
+    with forward_ad.dual_level():
+        cache = attn.new_cache()
+        attn(x[:, :5], is_causal=True, cache=cache)
+        step = forward_ad.make_dual(x[:, 5:], direction[:, 5:])
+        tangent = forward_ad.unpack_dual(attn(step, is_causal=True, cache=cache)).tangent
+        torch.testing.assert_close(tangent, expected[:, 5:])
+        with pytest.raises(ValueError, match="a cache of fixed length has no derivatives"):
+            attn(step, is_causal=True, cache=attn.new_cache(LENGTH))
 
 
 @pytest.mark.parametrize("variant", LINEAR)

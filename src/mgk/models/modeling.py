@@ -24,6 +24,7 @@ from mgk import nn as mgk_nn
 from mgk._util.suggestions import did_you_mean
 from mgk.functional.linear.feature_maps import favor_projection
 from mgk.functional.mixture.inputs import compute_dtype
+from mgk.functional.validation import is_plain
 from mgk.models.configuration import MgkConfig
 from mgk.models.model_card import write_card
 from mgk.models.packing import PackingOptions, find_segments, restarting_positions
@@ -498,7 +499,7 @@ class TokenPlaces:
             return attention_mask
         # reading whole numbers would wait for the device at every token
         is_cheap = attention_mask.is_floating_point() or attention_mask.device.type == "cpu"
-        if is_cheap and not torch.compiler.is_compiling() and bool((attention_mask < 0).any()):
+        if is_cheap and is_plain(attention_mask) and bool((attention_mask < 0).any()):
             least = attention_mask.min().item()
             meaning = "1 for real tokens and 0 for padding, not additive"
             raise ValueError(f"attention_mask must be {meaning}, got {least}")
@@ -651,7 +652,7 @@ def check_targets(targets: Tensor, limit: int, limit_name: str) -> None:
 
     Checked on the CPU only: elsewhere it would wait for the device.
     """
-    if torch.compiler.is_compiling() or targets.device.type != "cpu":
+    if targets.device.type != "cpu" or not is_plain(targets):
         return
     real = targets[targets != IGNORE]
     if real.numel() == 0:

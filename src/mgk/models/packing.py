@@ -7,6 +7,7 @@ from torch import Tensor
 
 from mgk.functional.masks import segment_bounds
 from mgk.functional.mixture.inputs import compute_dtype
+from mgk.functional.validation import is_plain
 
 
 class PackingOptions(TypedDict, total=False):
@@ -40,7 +41,7 @@ def find_segments(
             shape = tuple(bounds.shape)
             got = f"{batch} rows of {past + length} tokens and bounds of shape {shape}"
             raise ValueError(f"cu_seq_lens_q must be 1-D, for one row without a cache, got {got}")
-        if not torch.compiler.is_compiling():
+        if is_plain(bounds):
             first, last = int(bounds[0]), int(bounds[-1])
             if (first, last) != (0, length):
                 wanted = f"go from 0 to the row's {length} tokens"
@@ -50,8 +51,8 @@ def find_segments(
     if position_ids is None or attention_mask is not None or past or position_ids.shape[-1] < 2:
         return None
     restarts = position_ids.diff(dim=1) <= 0
-    # reading it is cheaper than masks that exclude nothing; torch.compile cannot
-    if not torch.compiler.is_compiling() and not bool(restarts.any()):
+    # reading it is cheaper than masks that exclude nothing; torch.compile and vmap cannot
+    if is_plain(restarts) and not bool(restarts.any()):
         return None
     ids = torch.nn.functional.pad(restarts, (1, 0)).cumsum(1)
     return ids.expand(batch, length)

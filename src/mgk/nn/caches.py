@@ -124,10 +124,11 @@ class KeyValueCache(Cache):
         for tensor, new in zip(stored, (keys, value), strict=True):
             tensor.narrow(-2, past - self._stored_from, added).copy_(new.detach())
         self.length = past + added
-        seen = self._between(first, past if torch.is_grad_enabled() else self.length)
+        has_derivatives = torch.is_grad_enabled() or any(map(validation.has_tangent, (keys, value)))
+        seen = self._between(first, past if has_derivatives else self.length)
         if self.left is not None:
             self.start = max(self.start, self.length - self.left - MAX_CROP)
-        if torch.is_grad_enabled():  # a copy: the next append must not change it
+        if has_derivatives:  # a copy: the next append must not change it
             seen = tuple(torch.cat([old, new], -2) for old, new in zip(seen, (keys, value), strict=True))
         all_keys, all_values = seen
         return all_keys, all_values
@@ -242,8 +243,8 @@ class StaticCache(Cache):
 
     def _check_step(self, like: Tensor, added: int) -> None:
         self._leave_inference_mode()
-        if torch.is_grad_enabled() and like.requires_grad:
-            raise ValueError("a cache of fixed length has no gradients: use torch.no_grad()")
+        if validation.needs_grad(like):
+            raise ValueError("a cache of fixed length has no derivatives: use torch.no_grad(), or new_cache()")
         if self.position.device != like.device:
             self.position = self.position.to(like.device)
         # elsewhere reading the length would wait for the device at every token

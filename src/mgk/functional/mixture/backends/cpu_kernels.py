@@ -177,6 +177,8 @@ def instruction_set() -> str:
 
 def run(name: str, features: ScoreFeatures, options: Options, **fields: Any) -> None:
     """Call ``mgk_{name}``; tensors among the fields are contiguous and alive until it returns."""
+    if (segments := fields.get("segments")) is not None:
+        fields["segments"] = segments.contiguous()  # vmap gives views
     query, keys, query_bias, key_bias, _ = features
     batch, heads, components, num_keys = key_bias.shape
     num_queries, num_features = query.shape[2:]
