@@ -68,6 +68,9 @@ from mgk.models import (
         ({"num_layers": 3}, TypeError, "MgkConfig has no 'num_layers': did you mean 'num_hidden_layers'?"),
         ({"hidden_dropout": 0.1}, TypeError, "MgkConfig has no 'hidden_dropout': did you mean 'hidden_dropout_prob'?"),
         ({"variant": "mgk"}, TypeError, "MgkConfig has no 'variant': did you mean 'attention'?"),
+        ({"window": 2}, TypeError, "MgkConfig has no 'window': did you mean 'sliding_window'?"),
+        ({"num_head": 2}, TypeError, "MgkConfig has no 'num_head': did you mean 'num_attention_heads'?"),
+        ({"num_classes": 2}, TypeError, "MgkConfig has no 'num_classes': did you mean 'num_labels'?"),
         ({"num_heads": 2}, TypeError, "MgkConfig has no 'num_heads': did you mean 'num_attention_heads'?"),
     ],
 )  # fmt: skip

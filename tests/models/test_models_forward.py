@@ -148,6 +148,21 @@ def test_patches(variant):
         model(input_ids=tokens(2, 4))
 
 
+def test_padded_embeddings_may_hold_anything():
+    model, vectors = moved(MgkForSequenceClassification(config())), torch.randn(2, 7, 16)
+    mask = torch.ones(2, 7)
+    mask[1, 4:] = 0
+    gradients = []
+    for padding in (0.0, torch.nan):
+        x = vectors.masked_fill(mask[..., None] == 0, padding)
+        loss = model(inputs_embeds=x, attention_mask=mask, labels=torch.tensor([0, 1])).loss
+        gradients.append(torch.autograd.grad(loss, list(model.parameters()), allow_unused=True))
+    for a, b in zip(*gradients, strict=True):
+        assert (a is None) == (b is None)
+        if a is not None:
+            torch.testing.assert_close(b, a)
+
+
 def test_embeddings_in_place_of_tokens():
     for options in ({}, {"position": "sinusoidal"}):
         model = moved(MgkForCausalLM(config(**options)))

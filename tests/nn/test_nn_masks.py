@@ -6,7 +6,7 @@ import pytest
 import torch
 from recompute import GAUSSIAN, PRIORS, VARIANTS, expected_output, make, padding_mask, tokens
 
-from mgk.nn import EMPrior
+from mgk.nn import EMPrior, MultiheadMixtureAttention
 
 KEY_MASK = padding_mask(7, 4, total=7)
 WITH_MASKS = ("softmax", *GAUSSIAN)
@@ -22,6 +22,29 @@ def test_padding_never_changes_real_positions(variant, is_causal):
     torch.testing.assert_close(same[KEY_MASK], out[KEY_MASK], atol=1e-6, rtol=0)
     alone = attn(x[1:, :4], is_causal=is_causal)
     torch.testing.assert_close(out[1:, :4], alone, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("content", [torch.nan, torch.inf], ids=str)
+@pytest.mark.parametrize("kind", ["self", "context", "drop-in"])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_padding_that_is_not_finite_reaches_no_parameter(variant, kind, content):
+    """Without care the gradient of a projection is 0 * NaN."""
+    attn, clean, query = make(variant), tokens(2, 7), tokens(2, 3)
+    if kind == "drop-in":
+        attn = MultiheadMixtureAttention(12, 3, variant=variant, batch_first=True).double()
+        clean, query = torch.randn(2, 7, 12).double(), torch.randn(2, 3, 12).double()
+    dirty = clean.masked_fill(~KEY_MASK[..., None], content)
+    results = []
+    for x in (clean, dirty):
+        if kind == "self":
+            out = attn(x, key_mask=KEY_MASK)[KEY_MASK]
+        elif kind == "context":
+            out = attn(query, context=x, key_mask=KEY_MASK)
+        else:
+            out = attn(query, x, x, key_padding_mask=~KEY_MASK)[0]
+        results.append([out, *torch.autograd.grad(out.square().sum(), list(attn.parameters()))])
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(b, a)
 
 
 @pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])

@@ -271,6 +271,14 @@ def test_the_words_of_torch_are_answered_with_ours(call, message):
     assert "\n" not in str(error.value)
 
 
+def test_two_additive_masks_are_added_in_float32_and_stay_finite():
+    ours = MultiheadMixtureAttention(C, H, batch_first=True)
+    x, lowest = torch.randn(B, S, C), torch.finfo(torch.float32).min
+    masks = {"key_padding_mask": torch.full((B, S), lowest), "attn_mask": torch.full((S, S), lowest)}
+    weights = ours(x, x, x, **masks)[1]
+    torch.testing.assert_close(weights, torch.full((B, S, S), 1 / S))
+
+
 def test_a_misspelt_argument_is_answered_with_the_closest():
     with pytest.raises(TypeError, match=r"unexpected argument 'ke_mask': did you mean 'key_mask'\?"):
         MixtureAttention(C, H)(X, ke_mask=None)
@@ -286,6 +294,8 @@ def test_another_dtype_than_the_weights_is_named(variant):
         attn(X.half())
     with pytest.raises(TypeError, match=f"context {message}"):
         attn(X, context=X.half())
+    with pytest.raises(TypeError, match=f"value {message}"):
+        MultiheadMixtureAttention(C, H, variant=variant)(X, X, X.half())
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert attn(X.bfloat16()).dtype == torch.bfloat16
 

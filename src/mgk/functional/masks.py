@@ -183,7 +183,7 @@ def clean(
 
     ``queries`` is (Hq, L). Where every query sees every key there is nothing to do.
     """
-    if (mask is None and key_range.is_whole) or _is_finite(keys, value):
+    if (mask is None and key_range.is_whole) or _are_finite(keys, value):
         return Cleaned(keys, value, None)
     bad = ~(keys.isfinite().all(-1).all(2) & value.isfinite().all(-1))  # (B, H, S)
     seen = bad.repeat_interleave(queries[0] // max(1, bad.shape[1]), 1)
@@ -193,12 +193,23 @@ def clean(
     return Cleaned(keys, value.masked_fill(bad.unsqueeze(-1), 0.0), addend)
 
 
-def _is_finite(keys: Tensor, value: Tensor) -> bool:
+def without_dead(tokens: Tensor, alive: Tensor) -> Tensor:
+    """Tokens (B, S, C) with 0 in place of those that are neither alive, bool (B, S), nor finite.
+
+    Else the gradients of what projects them would be 0 * NaN.
+    """
+    if _are_finite(tokens):
+        return tokens
+    dead = ~(alive | tokens.isfinite().all(-1))
+    return tokens.masked_fill(dead.unsqueeze(-1), 0.0)
+
+
+def _are_finite(*tensors: Tensor) -> bool:
     """Whether all are known to be finite: a look at CPU values."""
-    if keys.device.type != "cpu" or not (is_plain(keys) and is_plain(value)):
+    if any(x.device.type != "cpu" or not is_plain(x) for x in tensors):
         return False
-    dtype = torch.promote_types(keys.dtype, torch.float32)
-    return bool((keys.detach().sum(dtype=dtype) + value.detach().sum(dtype=dtype)).isfinite())
+    dtype = torch.promote_types(tensors[0].dtype, torch.float32)
+    return all(bool(x.detach().sum(dtype=dtype).isfinite()) for x in tensors)
 
 
 def _queries_that_see(bad: Tensor, mask: Tensor | None, key_range: KeyRange, num_queries: int) -> Tensor:

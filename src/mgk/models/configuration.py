@@ -25,6 +25,16 @@ _NAMES = {
     "variant": "attention",
     "window": "sliding_window",
 }
+# Names that other libraries have for fields.
+_ELSEWHERE = {
+    **dict.fromkeys(("d_model", "n_embd"), "hidden_size"),
+    **dict.fromkeys(("n_head", "n_heads", "num_head"), "num_attention_heads"),
+    **dict.fromkeys(("n_layer", "n_layers"), "num_hidden_layers"),
+    **dict.fromkeys(("causal", "is_causal"), "is_decoder"),
+    "dropout": "hidden_dropout_prob",
+    "num_classes": "num_labels",
+    "num_components": "num_mixtures",
+}
 _SAME = (
     "num_key_value_heads",
     "head_dim",
@@ -272,13 +282,14 @@ class MgkConfig(PreTrainedConfig):
                     raise ValueError(f"{name} must be from 0 to {last} (vocab_size - 1), got {number!r}")
 
     def _check_names(self, unknown: Iterable[str]) -> None:
-        """Raise for keywords that are close to a field's name."""
-        names = [field.name for field in fields(self)]
+        """Raise for keywords that are close to a field's name, or the name it has elsewhere."""
+        names, others = [field.name for field in fields(self)], _NAMES | _ELSEWHERE
         for name in unknown:
             # properties, and what older files hold for generation
-            if name == "auto_map" or hasattr(type(self), name) or hasattr(GenerationConfig(), name):
+            is_known = name == "auto_map" or hasattr(type(self), name) or hasattr(GenerationConfig(), name)
+            if is_known and name not in others:
                 continue
-            near = _NAMES.get(name) or closest(name, names, cutoff=0.7)
+            near = others.get(name) or closest(name, names, cutoff=0.7)
             if near is not None:
                 raise TypeError(f"MgkConfig has no {name!r}: did you mean {near!r}?")
 

@@ -23,6 +23,7 @@ from transformers.utils import can_return_tuple, logging
 from mgk import nn as mgk_nn
 from mgk._util.suggestions import did_you_mean
 from mgk.functional.linear.feature_maps import favor_projection
+from mgk.functional.masks import without_dead
 from mgk.functional.mixture.inputs import compute_dtype
 from mgk.functional.validation import is_plain
 from mgk.models.configuration import MgkConfig
@@ -396,6 +397,8 @@ class MgkModel(MgkPreTrainedModel):
             state = f"the state of attention={config.attention!r}"
             raise ValueError(f"output_attentions cannot be computed from {state}: use use_cache=False")
         key_mask = tokens.key_mask(attention_mask)
+        if inputs_embeds is not None and key_mask is not None and not tokens.static:
+            vectors = without_dead(vectors, key_mask[:, tokens.past :])
         packing: PackingOptions = {"seq_idx": seq_idx, "cu_seq_lens_q": cu_seq_lens_q}
         past = tokens.num_keys - length
         segment_ids = find_segments(packing, position_ids, attention_mask, (batch, length), past)

@@ -222,6 +222,8 @@ class MixtureAttention(nn.Module):
             raise ValueError("segment_ids are of the tokens of x: they cannot be used with context")
         if self.is_linear and need_weights and cache is not None and cache.length:
             raise ValueError("need_weights cannot be computed from a linear state: drop the cache")
+        if key_mask is not None and cache is None:
+            x, context = self._without_dead(x, context, key_mask)
         query, keys, value = self.project(x, context=context, rotary=rotary)
         out, weights = self.attend(
             query,
@@ -445,12 +447,12 @@ class MixtureAttention(nn.Module):
     def _check_tokens(self, x: Any, context: Any, rotary: Any, cache: Any) -> None:
         validation.tensor("x", x, "BLC")
         validation.size("x", x, 2, self.embed_dim, "embed_dim")
-        self._check_dtype("x", x)
+        self.check_dtype("x", x)
         if context is not None:
             validation.tensor("context", context, "BSC")
             validation.size("context", context, 2, self.embed_dim, "embed_dim")
             validation.size("context", context, 0, x.shape[0], "the batch of x")
-            self._check_dtype("context", context)
+            self.check_dtype("context", context)
             if cache is not None:
                 raise ValueError("cache holds the tokens of x: it cannot be used with context")
             if self.window is not None:
@@ -472,7 +474,17 @@ class MixtureAttention(nn.Module):
         if rotary is not None:
             self._check_rotary(x, rotary)
 
-    def _check_dtype(self, name: str, value: Tensor) -> None:
+    def _without_dead(
+        self, x: Tensor, context: Tensor | None, key_mask: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        """The tokens without what padding holds that is not finite."""
+        source = x if context is None else context
+        validation.token_mask("key_mask", key_mask, source, source.shape[1], "BS")
+        source = masks.without_dead(source, key_mask)
+        return (source, None) if context is None else (x, source)
+
+    def check_dtype(self, name: str, value: Tensor) -> None:
+        """Raise where ``value`` has not the dtype of the weights, outside autocast."""
         # what replaces a projection (quantised, with adapters) has its own rules
         dtype = self.q_proj.weight.dtype if type(self.q_proj) is nn.Linear else value.dtype
         if value.dtype != dtype and not validation.is_autocast_on(value):

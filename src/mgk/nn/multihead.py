@@ -134,9 +134,12 @@ class MultiheadMixtureAttention(nn.Module):
         given = {"query": query, "key": key, "value": value}
         query, key, value = (self._batch_first(name, x) for name, x in given.items())
         inner = self.attention
-        heads = inner.project(query, context=key, values=value)
         batch, length, size = query.shape[0], query.shape[1], key.shape[1]
         key_mask, bias = self._key_mask(key_padding_mask, batch, size)
+        if key_mask is not None:
+            key, value = (masks.without_dead(x, key_mask) for x in (key, value))
+            query = key if is_self else query
+        heads = inner.project(query, context=key, values=value)
         mask = self._attn_mask(attn_mask, batch, length, size)
         if is_causal and length == size:
             mask = None  # the kernels know this one
@@ -175,6 +178,7 @@ class MultiheadMixtureAttention(nn.Module):
             x, dims = x.unsqueeze(0), "BLC"
         validation.tensor(name, x, dims)
         validation.size(name, x, 2, getattr(self, widths[name]), widths[name])
+        self.attention.check_dtype(name, x)
         return x if dims == "BLC" else x.transpose(0, 1)
 
     def _key_mask(self, mask: Any, batch: int, size: int) -> tuple[Tensor | None, Tensor | None]:
@@ -251,4 +255,5 @@ def _add(mask: Tensor, bias: Tensor) -> Tensor:
     """An additive mask of both."""
     if mask.dtype == torch.bool:
         return bias.masked_fill(~mask, -torch.inf)
-    return mask + bias
+    dtype = torch.promote_types(torch.promote_types(mask.dtype, bias.dtype), torch.float32)
+    return masks.add(mask.to(dtype), bias.to(dtype))
