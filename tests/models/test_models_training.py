@@ -183,4 +183,4 @@ def test_gradients_of_every_example_by_torch_func(cls, variant):
         for row in range(3):
             expected = grad(loss)(parameters, ids[row], labels[row], **{name: x[row]})
             for key, gradient in expected.items():
-                torch.testing.assert_close(each[key][row], gradient, atol=1e-5, rtol=1e-4, msg=lambda m, key=key: f"{key}: {m}")
+                torch.testing.assert_close(each[key][row], gradient, atol=1e-5, rtol=1e-4, msg=key)
