@@ -10,6 +10,7 @@ from torch import distributed, multiprocessing
 from torch.nn.parallel import DistributedDataParallel
 
 from mgk.nn import m_step_all
+from mgk.training.distributed import hard_exit
 
 RANKS, LENGTH, STEPS, MICRO_BATCHES = 2, 7, 2, 3
 VARIANTS = {"mgk": {"variance": "em"}, "smgk": {"variance": "em"}, "mlk": {}}
@@ -65,6 +66,7 @@ def work(rank, folder):
     }
     torch.save(results, f"{folder}/{rank}.pt")
     distributed.destroy_process_group()
+    hard_exit(0)  # DistributedDataParallel keeps gloo's threads, which abort an interpreter that finalizes
 
 
 @pytest.fixture(scope="module")

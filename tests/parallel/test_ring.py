@@ -8,6 +8,7 @@ from torch import distributed, multiprocessing
 
 import mgk
 from mgk.parallel import gather_sequence, ring_attention, shard_sequence
+from mgk.training.distributed import hard_exit
 
 LENGTH, HEADS, GROUP = 24, 2, 2
 # keys of a head and whether they are shifted, the options, and the shape of prior and variance
@@ -103,6 +104,7 @@ def work(rank, ranks, folder):
     if rank == 0:
         torch.save(results, f"{folder}/results")
     distributed.destroy_process_group()
+    hard_exit(0)  # gloo's threads abort an interpreter that finalizes
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -198,6 +199,8 @@ def test_wrong_files_are_refused(tmp_path, text, message):
 def test_files_that_cannot_be_read(tmp_path):
     with pytest.raises(RecipeError, match=r"none\.yaml: cannot be read"):
         read_recipe(tmp_path / "none.yaml")
+    with pytest.raises(RecipeError, match=r"zero: this is not a recipe: it has more than 67,108,864 bytes"):
+        read_recipe(Path("/dev/zero"))
 
 
 def test_recipes_need_no_torch():

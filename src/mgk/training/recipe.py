@@ -26,6 +26,7 @@ FORMAT = 2
 TASKS = tuple(name for name in task_registry.TASKS if (_RECIPES / f"{name}.yaml").is_file())
 PRESETS = ("paper", "workstation", "laptop", "smoke")
 _SHOWN = 80  # characters of a wrong value
+_MAX_BYTES = 2**26  # a trial's file has the outcome of every test example
 
 Count = Annotated[int, Field(ge=1)]
 BatchSize = Annotated[int, Field(ge=1, le=2**20)]
@@ -247,7 +248,11 @@ def load_recipe(task: str, preset: str = "laptop", *, overrides: Mapping[str, An
 def read_recipe(path: Path, *, overrides: Mapping[str, Any] | None = None) -> Recipe:
     """The recipe in a file: RUN/recipe.yaml, or the result of a trial."""
     try:
-        values = _load_yaml(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:  # which may have no end
+            content = file.read(_MAX_BYTES + 1)
+        if len(content) > _MAX_BYTES:
+            raise RecipeError(f"{path}: this is not a recipe: it has more than {_MAX_BYTES:,} bytes")
+        values = _load_yaml(content.decode())
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise RecipeError(f"{path}: cannot be read ({reason})") from None
