@@ -6,6 +6,7 @@ import torch
 
 import mgk
 from support.cases import BACKENDS, FUNCTIONS, largest_errors, make_case
+from support.versions import needs_fullgraph
 
 LOWEST = torch.finfo(torch.float32).min
 NUM_QUERIES, NUM_KEYS = 9, 70
@@ -52,6 +53,31 @@ def test_rows_of_the_lowest_number_weigh_their_keys_alike(function, backend, e_s
         torch.testing.assert_close(result["output"][:, :, 5], value[:, :, 0], atol=tolerance, rtol=tolerance)
     errors = largest_errors(result, truth)
     assert max(errors.values()) < tolerance, errors
+
+
+@needs_fullgraph
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("number", [-1e9, LOWEST])
+@pytest.mark.parametrize("kind", ["key", "pair"])
+def test_sdpa_saves_a_precise_sum_of_rows_of_large_numbers(kind, number, is_causal, monkeypatch):
+    """Padding on the left: under causality the first queries see keys of the number alone."""
+    case = make_case(sizes=(2, 2, 40, 40, 4, 4, 2), prior="component")
+    mask = torch.zeros(2, 1, 1 if kind == "key" else 40, 40)
+    mask[..., :30] = number
+    options = {"attn_mask": mask, "is_causal": is_causal}
+    truth = case.run("reference", torch.float32, **options | {"attn_mask": mask.double()})
+    results = {"eager": case.run("sdpa", torch.float32, **options)}
+    torch._dynamo.reset()
+    with monkeypatch.context() as patch:
+        attend = torch.compile(mgk.mixture_attention, fullgraph=True, backend="aot_eager")
+        patch.setattr(mgk, "mixture_attention", attend)
+        results["compiled"] = case.run("sdpa", torch.float32, **options)
+    for name, result in results.items():
+        errors = largest_errors(result, truth)
+        if name == "compiled" and number == LOWEST:  # where scores are rounded away, so are their gradients
+            assert errors.pop("query") < 1
+            assert errors.pop("keys") < 1
+        assert max(errors.values()) < 2e-5, (name, errors)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

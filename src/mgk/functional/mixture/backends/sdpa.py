@@ -27,6 +27,7 @@ from mgk.functional.validation import has_tangent, is_plain, is_static, known, n
 LARGEST_SPREAD = 60.0
 # A mask beyond rounds scores away, in float64 too.
 LARGE_MASK = 1e18
+VANISHING = 1e-20  # of a score; that of a removed component, the lowest number, still has no weight
 # bfloat16 columns of 8 bits that together hold a float32 bias.
 BFLOAT16_PARTS = 3
 # Queries of one explicit mask, which takes CHUNK * M * S elements, not L * M * S.
@@ -72,7 +73,7 @@ class Sdpa(Backend[AttentionInputs]):
         if inputs.is_softmax:
             scale = 1 / float(inputs.variance)
             return _attend(inputs, inputs.query, inputs.keys, inputs.value, scale=scale), None
-        inputs = inputs.with_normalised_prior().with_key_mask_in_prior()
+        inputs = _with_dead_keys_in_prior(inputs.with_normalised_prior())
         if _fits_bfloat16(inputs):
             return _split_bias(inputs), None
         inputs = inputs.in_dtype(torch.float64) if _needs_float64(inputs) else inputs.at_full_precision()
@@ -98,6 +99,15 @@ def _has_large_mask(inputs: AttentionInputs) -> bool:
         if ((x.detach().abs() > LARGE_MASK) & (x > -torch.inf)).any():
             return True
     return False
+
+
+def _with_dead_keys_in_prior(inputs: AttentionInputs) -> AttentionInputs:
+    """A bool key mask as a factor of the prior; an additive one stays, as each row is taken relative to its largest."""
+    mask = inputs.attn_mask
+    if mask is None or not inputs.has_key_mask:
+        return inputs
+    folded = inputs._replace(attn_mask=masks.admitted(mask)).with_key_mask_in_prior()
+    return folded if mask.dtype == torch.bool else folded._replace(attn_mask=mask)
 
 
 def _near_zero(inputs: AttentionInputs, features: ScoreFeatures) -> ScoreFeatures:
@@ -239,12 +249,10 @@ def _masked_sdpa(
     if mask is not None:
         allowed = masks.admitted(mask) if alive is None else masks.admitted(mask) & alive.unsqueeze(2)
         filled = allowed.any(-1, keepdim=True)
-        dtype = torch.promote_types(query.dtype, torch.float32)  # half precision has no room for a float32 mask
-        mask = (
-            mask | ~filled
-            if mask.dtype == torch.bool
-            else masks.to_dtype(mask.masked_fill(~filled, 0.0), dtype)
-        )
+        if mask.dtype == torch.bool:
+            mask = mask | ~filled
+        else:
+            query, mask = _relative(query, mask, allowed, filled)
         if mask.shape[3] > 1:
             mask = mask.repeat(1, 1, 1, mixtures)
     elif alive is not None:
@@ -254,6 +262,17 @@ def _masked_sdpa(
     value = value.repeat(1, 1, mixtures, 1) if mixtures > 1 else value
     out = scaled_dot_product_attention(query, keys.flatten(2, 3), value, attn_mask=mask, **options)
     return out if filled is None else out.masked_fill(~filled, 0.0)
+
+
+def _relative(query: Tensor, mask: Tensor, allowed: Tensor, filled: Tensor) -> tuple[Tensor, Tensor]:
+    """An additive mask less the largest number of each row: the log-sum-exp that SDPA saves is precise near 0.
+
+    Beside a large number scores vanish, but for those of removed components.
+    """
+    top = mask.masked_fill(~allowed, -torch.inf).amax(-1, keepdim=True).masked_fill(~filled, 0.0)
+    query = query * torch.where(top.abs() > LARGE_MASK, VANISHING, 1.0).to(query.dtype)
+    dtype = torch.promote_types(query.dtype, torch.float32)  # half precision has no room for a float32 mask
+    return query, masks.to_dtype(masks.add(mask.masked_fill(~filled, 0.0), -top), dtype)
 
 
 def _to_one_width(query: Tensor, keys: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
