@@ -1,8 +1,8 @@
 """transformers' own common tests of models, run on every variant as encoder and as decoder.
 
 They are not part of this project: set ``MGK_TRANSFORMERS_CHECKOUT`` to a checkout of transformers of the installed
-release (``git clone -b vX.Y.Z``) and install ``parameterized``. What differs by design is listed with its reason in
-docs/models.md and skipped here.
+release (``git clone -b vX.Y.Z``; source archives lack the tests of generation) and install ``parameterized`` and
+``httpx``. What differs by design is listed with its reason in docs/models.md and skipped here.
 """
 
 import os
@@ -29,14 +29,16 @@ CHECKOUT = os.environ.get("MGK_TRANSFORMERS_CHECKOUT")
 if CHECKOUT is None:
     pytest.skip("MGK_TRANSFORMERS_CHECKOUT names no checkout of transformers", allow_module_level=True)
 pytest.importorskip("parameterized", reason="transformers' tests need the package parameterized")
-if not (Path(CHECKOUT) / "tests" / "test_modeling_common.py").exists():
-    pytest.fail(f"MGK_TRANSFORMERS_CHECKOUT={CHECKOUT} has no tests/test_modeling_common.py", pytrace=False)
+for _file in ("tests/test_modeling_common.py", "tests/generation/test_utils.py"):
+    if not (Path(CHECKOUT) / _file).exists():
+        pytest.fail(f"MGK_TRANSFORMERS_CHECKOUT={CHECKOUT} has no {_file}", pytrace=False)
 sys.path.insert(0, CHECKOUT)
 
 from tests.generation.test_utils import GenerationTesterMixin  # noqa: E402
 from tests.test_configuration_common import ConfigTester  # noqa: E402
 from tests.test_modeling_common import ModelTesterMixin  # noqa: E402
 
+MgkForCausalLM._can_compile_fullgraph = True  # only these tests ask
 # their decorators return what the test returns
 pytestmark = pytest.mark.filterwarnings("ignore:It is deprecated to return a value:DeprecationWarning")
 
@@ -51,9 +53,14 @@ DIFFERENT_DECODER: dict[str, str] = {
     "test_past_key_values_format": _KEYS,
     "test_greedy_generate_dict_outputs_use_cache": _KEYS,
     "test_beam_search_generate_dict_outputs_use_cache": _KEYS,
+    "test_generate_with_static_cache": _KEYS,
+    "test_generate_from_inputs_embeds_with_static_cache": _KEYS,
 }
+_STATE = "a state of linear attention holds no keys and values"
 DIFFERENT_STATE: dict[str, str] = {
-    "test_past_key_values_format": "a state of linear attention holds no keys and values",
+    "test_past_key_values_format": _STATE,
+    "test_generate_with_static_cache": _STATE,
+    "test_generate_from_inputs_embeds_with_static_cache": _STATE,
     "test_greedy_generate_dict_outputs_use_cache": _WEIGHTS,
     "test_beam_search_generate_dict_outputs_use_cache": _WEIGHTS,
 }
