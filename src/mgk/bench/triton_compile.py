@@ -1,15 +1,20 @@
 """Every Triton kernel compiled for real GPUs, without one: what the assembler made of it.
 
-``python -m mgk.bench.triton_compile`` compiles for NVIDIA A100 (sm_80), H100 (sm_90), B200 (sm_100) and AMD MI300
-(gfx942), reads registers, shared memory, spills and the instructions of the main loop, and fails if a kernel does not
-compile, does not fit, spills in its loop, or multiplies half-precision tiles off the tensor cores.
+``python -m mgk.bench.triton_compile`` compiles for NVIDIA A100 (sm_80), H100 (sm_90), B200 (sm_100) and
+AMD MI300 (gfx942) and reads shared memory, registers, spills and the instructions of the loop over full
+tiles. It fails if a kernel does not compile or fit, spills in that loop, or has its products elsewhere than
+on tensor cores (exact float32 products run on the FMA units).
 """
 
+import argparse
 import re
 import subprocess
+import sys
 import tempfile
+import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,14 +22,36 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mgk._util.files import write_json
+from mgk._util.machine import describe
+from mgk.bench.triton_model import modelled
+
 # Bytes of shared memory that a program may use.
-SHARED_LIMITS = {"sm_80": 163 * 1024, "sm_90": 227 * 1024, "sm_100": 227 * 1024, "gfx942": 64 * 1024}
+SHARED_LIMITS = {
+    "sm_80": 163 * 1024,
+    "sm_90": 227 * 1024,
+    "sm_100": 227 * 1024,
+    "gfx942": 64 * 1024,
+}
 TARGETS = tuple(SHARED_LIMITS)
-WIDTHS = (32, 64, 128)
-MIXTURES = (1, 2, 4)
-DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
-VARIANTS = ("softmax", "mgk", "mgk-hard", "smgk")
+WIDTHS = (64, 128, 32)
+DTYPES = {
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "tf32": torch.float32,
+    "float32": torch.float32,
+}
+MIXTURES = {"softmax": (1,), "mgk": (2, 4, 1), "mgk-hard": (2,), "smgk": (2, 4)}
 PASSES = ("forward", "keys", "queries")
+# The function of each kernel.
+KERNELS = {
+    "forward": "forward",
+    "keys": "keys_backward",
+    "queries": "queries_backward",
+    "decode": "decode",
+    "counts": "counts",
+    "features": "key_features",
+}
 _POINTERS = {
     torch.float16: "*fp16",
     torch.bfloat16: "*bf16",
@@ -33,9 +60,14 @@ _POINTERS = {
     torch.int32: "*i32",
     torch.int64: "*i64",
 }
-_TENSOR_CORE = re.compile(r"^(HMMA|HGMMA|UTC\w*MMA|OMMA|v_mfma)")
-_EXPONENTIAL = re.compile(r"^(MUFU\.EX2|v_exp)")
-_SPILL = re.compile(r"^(STL|LDL|scratch_store|scratch_load)")
+_KINDS = {
+    "tensor_core": re.compile(r"HMMA|HGMMA|UTC\w*MMA|OMMA|v_mfma"),
+    "exponentials": re.compile(r"MUFU\.EX2|v_exp"),
+    "arithmetic": re.compile(r"FFMA|FADD|FMUL|v_(pk_)?(fma|add_f|sub_f|mul_f|fmac|mac)"),
+    "loop_spills": re.compile(r"STL|LDL|scratch_store|scratch_load|buffer_(load|store)\w* .*offen.*scratch"),
+}
+# An instruction: its address, its name and where it jumps.
+Instruction = tuple[int, str, int | None]
 
 
 @dataclass(frozen=True)
@@ -44,15 +76,11 @@ class Case:
 
     target: str
     variant: str
-    kernel: str  # "forward", "keys" or "queries" (the two backward kernels), "decode", "counts" or "features"
+    kernel: str  # "keys" and "queries" are the two backward kernels
     width: int
     mixtures: int
-    dtype: str
-    is_causal: bool = False
-    allows_tf32: bool = False
-    is_factored: bool = (
-        False  # smgk without the fallback to M exponentials: what tiles with small spreads execute
-    )
+    dtype: str  # "tf32": float32 tensors, products as TF32
+    is_factored: bool = False  # smgk without the fallback to M exponentials: what most tiles execute
 
 
 @dataclass(frozen=True)
@@ -60,42 +88,59 @@ class Compiled:
     """What the assembler made of a kernel; counts are per (query, key) pair in the loop over full tiles."""
 
     case: Case
-    tile: tuple[int, int, int, int]  # queries, keys, warps, stages
+    tile: Sequence[int]  # queries, keys, warps, stages, whether warps share columns
     shared: int  # bytes
     registers: int
-    spills: int  # bytes of stack in all
-    loop_spills: int  # spill instructions in the loop
+    stack: int  # bytes, mostly spills
+    loop_spills: int  # instructions, not per pair
     instructions: float
     exponentials: float
-    tensor_core: float  # tensor-core instructions
-    seconds: float = 0.0
+    arithmetic: float
+    tensor_core: float
 
     @property
     def errors(self) -> list[str]:
         """What is not as it must be."""
         case, found = self.case, []
-        if self.shared > SHARED_LIMITS[case.target]:
-            found.append(f"{self.shared} bytes of shared memory, {SHARED_LIMITS[case.target]} at most")
+        limit = SHARED_LIMITS[case.target]
+        if self.shared > limit:
+            found.append(f"{self.shared} bytes of shared memory, {limit} at most")
         if self.loop_spills:
             found.append(f"{self.loop_spills} spill instructions in the loop")
-        uses_products = case.kernel in PASSES
-        wants_tensor_cores = uses_products and (case.dtype != "float32" or case.allows_tf32)
-        if wants_tensor_cores and self.tensor_core == 0:
+        if case.kernel in PASSES and case.dtype != "float32" and not self.tensor_core:
             found.append("no tensor-core instruction in the loop")
         return found
 
+    def row(self) -> dict[str, Any]:
+        """The row of the JSON file."""
+        row = asdict(self)
+        return {"experiment": "kernel", **row.pop("case"), **row}
 
-def cases(targets: Iterable[str] = TARGETS) -> Iterator[Case]:
-    """Every kernel at every width, number of components and dtype."""
-    for target in targets:
-        for dtype in DTYPES:
-            for width in WIDTHS:
-                for variant in VARIANTS:
-                    for mixtures in MIXTURES:
-                        if (variant == "softmax") != (mixtures == 1):
-                            continue
-                        for kernel in PASSES:
-                            yield Case(target, variant, kernel, width, mixtures, dtype)
+
+def cases(
+    targets: Iterable[str] = TARGETS, dtypes: Iterable[str] = tuple(DTYPES), widths: Iterable[int] = WIDTHS
+) -> Iterator[Case]:
+    """Every kernel, what the model needs first."""
+    for dtype in dtypes:
+        for width in widths:
+            for target in targets:
+                for variant, mixtures in MIXTURES.items():
+                    for m in mixtures:
+                        for kernel in KERNELS:
+                            case = Case(target, variant, kernel, width, m, dtype)
+                            if _is_distinct(case):
+                                yield case
+                                if variant == "smgk" and m == 2 and kernel in PASSES:
+                                    yield replace(case, is_factored=True)
+
+
+def _is_distinct(case: Case) -> bool:
+    """Whether the case compiles to code that no other one has."""
+    if case.kernel in PASSES:
+        return True
+    if case.dtype == "tf32" and case.kernel != "counts":
+        return False
+    return case.mixtures == 2 and case.variant in ("mgk", "smgk")
 
 
 def meta_problem(case: Case, length: int = 4096) -> Any:
@@ -109,12 +154,13 @@ def meta_problem(case: Case, length: int = 4096) -> Any:
     def empty(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
         return torch.empty(shape, dtype=dtype, device="meta")
 
+    prior = empty(1, 16, case.mixtures, 1, dtype=torch.float32)
     return Problem(
         query=empty(2, 16, num_queries, case.width),
         keys=empty(2, 16, 1 if is_shifted else case.mixtures, length, case.width),
         value=empty(2, 16, length, case.width),
         shifts=empty(16, case.mixtures, case.width) if is_shifted else None,
-        log_prior=None if case.variant == "softmax" else empty(1, 16, case.mixtures, 1, dtype=torch.float32),
+        log_prior=None if case.variant == "softmax" else prior,
         variance=empty(1, 1, 1, 1, dtype=torch.float32),
         mask=None,
         segments=None,
@@ -122,7 +168,7 @@ def meta_problem(case: Case, length: int = 4096) -> Any:
         is_dot=case.variant == "softmax",
         is_hard=case.variant == "mgk-hard",
         left=None,
-        right=0 if case.is_causal else None,
+        right=None,
         dropout_p=0.0,
     )
 
@@ -137,85 +183,75 @@ def launches(case: Case) -> dict[str, tuple[Any, ...]]:
         found[kernel.fn.__name__] = (kernel, arguments, spec, tile)
 
     problem = meta_problem(case)
-    with launch.launching_with(record, case.target):
+    with launch.launching_with(record, case.target), _tf32(case.dtype == "tf32"):
         if case.kernel == "decode":
             launch.decode(problem)
         elif case.kernel == "counts":
             launch.counts(problem, None)
+        elif case.kernel in ("forward", "features"):
+            launch.forward(problem)
         else:
             result = launch.forward(problem)
             launch.backward(torch.empty_like(result.out), None, problem, result)
     return found
 
 
-KERNEL_NAMES = {
-    "forward": "forward",
-    "keys": "keys_backward",
-    "queries": "queries_backward",
-    "decode": "decode",
-    "counts": "counts",
-    "features": "key_features",
-}
+@contextmanager
+def _tf32(is_allowed: bool) -> Iterator[None]:
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = is_allowed
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
 
 
 def compile_case(case: Case, tile: Any = None) -> Compiled:
     """Compile the kernel of a case, with its own tile or another."""
-    import time
-
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
     from mgk.functional.mixture.backends.triton_backend import launch
 
-    kernel, arguments, spec, own_tile = launches(case)[KERNEL_NAMES[case.kernel]]
+    kernel, arguments, spec, own_tile = launches(case)[KERNELS[case.kernel]]
     tile = own_tile if tile is None else tile
     spec = replace(
-        spec, query_tile=tile.queries, key_tile=tile.keys, precision="tf32" if case.allows_tf32 else "ieee"
+        spec,
+        query_tile=1 if case.kernel == "decode" else tile.queries,
+        key_tile=tile.keys,
+        splits_columns=tile.splits_columns,
+        mixes_exp2=tile.mixes_exp2,
+        max_spread=float("inf") if case.is_factored else spec.max_spread,
     )
-    if case.kernel == "decode":
-        spec = replace(spec, query_tile=1)
-    if case.is_factored:
-        spec = replace(spec, max_spread=float("inf"))
     constants: dict[tuple[int, ...], Any] = {(len(arguments),): launch.compile_time(spec)}
     attributes: dict[tuple[int, ...], Any] = {}
     types = tuple(_type_of(x, (n,), constants, attributes) for n, x in enumerate(arguments))
     signature = dict(zip(kernel.arg_names, (*types, "constexpr"), strict=True))
     is_amd = case.target.startswith("gfx")
-    target = GPUTarget("hip", case.target, 64) if is_amd else GPUTarget("cuda", int(case.target[3:]), 32)
-    options = {"num_warps": tile.warps, "num_stages": tile.stages}
-    start = time.perf_counter()
+    lanes = 64 if is_amd else 32
+    target = GPUTarget("hip" if is_amd else "cuda", case.target if is_amd else int(case.target[3:]), lanes)
     source = ASTSource(kernel, signature, constants, attributes)
+    options = {"num_warps": tile.warps, "num_stages": tile.stages}
     binary = triton.compile(source, target=target, options=options)
-    seconds = time.perf_counter() - start
-    pairs = tile.queries * tile.keys
     if is_amd:
-        registers, spills, lines = _read_amd(binary.asm["amdgcn"])
-        per_pair = tile.warps * 64 / pairs
+        registers, stack, lines = _read_amd(binary.asm["amdgcn"])
     else:
-        registers, spills, lines = _read_nvidia(binary.asm["cubin"])
-        per_pair = tile.warps * 32 / pairs
+        registers, stack, lines = _read_nvidia(binary.asm["cubin"])
     loop = main_loop(lines)
-    counted = Counter(_kind(name) for name in loop)
+    per_pair = tile.warps * lanes / (spec.query_tile * spec.key_tile)
+    counted = Counter(kind for name in loop for kind, pattern in _KINDS.items() if pattern.match(name))
+    names = ("exponentials", "arithmetic", "tensor_core")
     return Compiled(
-        case=case,
-        tile=tuple(tile),
-        shared=binary.metadata.shared,
-        registers=registers,
-        spills=spills,
-        loop_spills=counted["spill"],
-        instructions=round(len(loop) * per_pair, 2),
-        exponentials=round(counted["exponential"] * per_pair, 2),
-        tensor_core=round(counted["tensor core"] * per_pair, 4),
-        seconds=round(seconds, 1),
+        case,
+        tuple(tile),
+        binary.metadata.shared,
+        registers,
+        stack,
+        counted["loop_spills"],
+        round(len(loop) * per_pair, 2),
+        *(round(counted[name] * per_pair, 3) for name in names),
     )
-
-
-def _kind(name: str) -> str:
-    for kind, pattern in (("tensor core", _TENSOR_CORE), ("exponential", _EXPONENTIAL), ("spill", _SPILL)):
-        if pattern.match(name):
-            return kind
-    return "other"
 
 
 def _type_of(x: Any, path: tuple[int, ...], constants: dict[tuple[int, ...], Any], attributes: Any) -> Any:
@@ -236,19 +272,13 @@ def _type_of(x: Any, path: tuple[int, ...], constants: dict[tuple[int, ...], Any
     return "i32" if -(2**31) <= x < 2**31 else "i64"
 
 
-def _tool(name: str) -> str:
-    import triton
-
-    return str(Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / name)
-
-
-def _read_nvidia(cubin: bytes) -> tuple[int, int, list[tuple[int, str, int | None]]]:
-    """Registers, bytes of stack, and the instructions as (address, name, target of a branch)."""
+def _read_nvidia(cubin: bytes) -> tuple[int, int, list[Instruction]]:
+    """Registers, bytes of stack, and the instructions."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cubin"
         path.write_bytes(cubin)
-        usage = _output(_tool("cuobjdump"), "--dump-resource-usage", str(path))
-        text = _output(_tool("nvdisasm"), "-c", str(path))
+        usage = _tool("cuobjdump", "--dump-resource-usage", str(path))
+        text = _tool("nvdisasm", "-c", str(path))
     found = re.search(r"REG:(\d+) STACK:(\d+)", usage)
     assert found is not None, usage
     labels: dict[str, int] = {}
@@ -257,20 +287,20 @@ def _read_nvidia(cubin: bytes) -> tuple[int, int, list[tuple[int, str, int | Non
     for line in text.splitlines():
         if label := re.match(r"^(\.L_x?_?\w+):", line.strip()):
             pending.append(label[1])
-        if code := re.search(r"/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)\s*(.*?);", line):
+        code = re.search(r"/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)\s*(.*?);", line)
+        if code:
             address = int(code[1], 16)
             labels.update(dict.fromkeys(pending, address))
             pending = []
             jump = re.search(r"\((\.L\w+)\)", code[3]) if code[2].startswith("BRA") else None
             raw.append((address, code[2], jump[1] if jump else None))
-    lines = [(at, name, labels.get(label) if label else None) for at, name, label in raw]
-    return int(found[1]), int(found[2]), lines
+    return int(found[1]), int(found[2]), [(at, name, labels.get(to or "")) for at, name, to in raw]
 
 
-def _read_amd(text: str) -> tuple[int, int, list[tuple[int, str, int | None]]]:
+def _read_amd(text: str) -> tuple[int, int, list[Instruction]]:
     """The same of AMD's assembly."""
     registers = int(re.findall(r"\.vgpr_count:\s*(\d+)", text)[0])
-    spills = int(re.findall(r"\.vgpr_spill_count:\s*(\d+)", text)[0]) * 4
+    stack = int(re.findall(r"\.private_segment_fixed_size:\s*(\d+)", text)[0])
     labels: dict[str, int] = {}
     raw: list[tuple[int, str, str | None]] = []
     for number, line in enumerate(text.splitlines()):
@@ -279,30 +309,69 @@ def _read_amd(text: str) -> tuple[int, int, list[tuple[int, str, int | None]]]:
         elif code := re.match(r"^\t([a-z][\w]+)\s*(\.LBB\w+)?", line):
             jumps = code[1].startswith(("s_cbranch", "s_branch"))
             raw.append((number, code[1], code[2] if jumps else None))
-    return registers, spills, [(at, name, labels.get(label) if label else None) for at, name, label in raw]
+    return registers, stack, [(at, name, labels.get(to or "")) for at, name, to in raw]
 
 
-def main_loop(lines: list[tuple[int, str, int | None]]) -> list[str]:
-    """The names in the loop over full tiles: the innermost loop with most products, of those the shortest."""
+def main_loop(lines: list[Instruction]) -> list[str]:
+    """The names in the loop over full tiles: the innermost with most products, of those the shortest."""
     loops = [(jump, at) for at, _, jump in lines if jump is not None and jump <= at]
     inner = [x for x in loops if not any(y != x and x[0] <= y[0] and y[1] <= x[1] for y in loops)]
     bodies = [[name for at, name, _ in lines if first <= at <= last] for first, last in inner]
-    if not bodies:
-        return []
 
     def products(body: list[str]) -> int:
-        return sum(bool(_TENSOR_CORE.match(name) or re.match(r"FFMA|v_(pk_)?fma", name)) for name in body)
+        on_tensor_cores = sum(bool(_KINDS["tensor_core"].match(name)) for name in body)
+        return 1000 * on_tensor_cores + sum(bool(re.match(r"FFMA|v_(pk_)?fma", name)) for name in body)
 
-    most = max(map(products, bodies))
-    return min((body for body in bodies if products(body) * 2 > most), key=len)
-
-
-def _output(*command: str) -> str:
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    most = max(map(products, bodies), default=0)
+    return min((body for body in bodies if products(body) * 2 > most), key=len, default=[])
 
 
-def record(compiled: Compiled) -> dict[str, Any]:
-    """A row of the JSON file."""
-    row = asdict(compiled)
-    row.pop("seconds")
-    return {**row.pop("case"), **row}
+def _tool(name: str, *arguments: str) -> str:
+    import triton
+
+    path = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / name
+    return subprocess.run([path, *arguments], check=True, capture_output=True, text=True).stdout
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Compile what is asked for, write the file, and say what is not as it must be."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--targets", nargs="+", default=TARGETS, choices=TARGETS)
+    parser.add_argument("--dtypes", nargs="+", default=tuple(DTYPES), choices=DTYPES)
+    parser.add_argument("--widths", nargs="+", default=WIDTHS, type=int)
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="start no kernel after these")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args(arguments)
+    start = time.monotonic()
+    rows, failures, left = [], [], 0
+    for case in cases(options.targets, options.dtypes, options.widths):
+        if time.monotonic() - start > 60 * options.minutes:
+            left += 1
+            continue
+        try:
+            compiled = compile_case(case)
+        except Exception as error:  # whatever a compiler raises is the result
+            found = [f"does not compile: {str(error)[-300:]}"]
+        else:
+            rows.append(compiled.row())
+            found = compiled.errors
+        for complaint in found:
+            failures.append(f"{name_of(case)}: {complaint}")
+            print(failures[-1], flush=True)
+    if options.json:
+        settings = {name: list(getattr(options, name)) for name in ("targets", "dtypes", "widths")}
+        notes = [*failures, *([f"{left} kernels were not compiled: out of time"] if left else [])]
+        report = {"benchmark": "triton", "settings": settings, "machine": asdict(describe())}
+        write_json(options.json, {**report, "rows": [*rows, *modelled(rows)], "notes": notes})
+    print(f"{len(rows)} kernels compiled, {len(failures)} complaints, {left} left")
+    return 1 if failures else 0
+
+
+def name_of(case: Case) -> str:
+    """The case in words."""
+    name = f"{case.target} {case.variant} {case.kernel} D={case.width} M={case.mixtures} {case.dtype}"
+    return f"{name} factored" if case.is_factored else name
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -21,6 +21,7 @@ _COMMANDS = {
     "roofline": "mgk bench roofline",
     "sdpa": "mgk bench attention --variants mgk,smgk --backends sdpa",
     "train": "mgk bench train",
+    "triton": "python -m mgk.bench.triton_compile",
 }
 _SOFTMAX = "softmax, 8 heads, torch"
 _MODELS = (_SOFTMAX, "mgk soft, 4 heads", "mgk hard, 4 heads", "smgk soft, 4 heads", "smgk hard, 4 heads")
@@ -178,6 +179,26 @@ def _roofline(bench: Bench, file: str) -> str:
     return f"{opening}\n\n{shown}"
 
 
+def _triton(bench: Bench, file: str) -> str:
+    """The modelled time of half the heads on GPUs, overlapped and in turn."""
+    rows = _Rows(bench["triton"]["rows"])
+    model = rows.where(experiment="model", dtype="float16")
+    shapes = dict.fromkeys((row["target"], row["width"]) for row in model.rows)
+    lines = []
+    for variant in dict.fromkeys(row["variant"] for row in model.rows):
+        for name in ("forward", "backward"):
+            cells = [f"{variant}, {name}"]
+            for target, width in shapes:
+                where = {"target": target, "width": width, "variant": variant, "pass": name}
+                cells.append(" / ".join(model.text(bound, **where) for bound in ("overlapped", "in_turn")))
+            lines.append(cells)
+    counted = len(rows.where(experiment="kernel").rows)
+    shown = markdown_table(["half the heads", *(f"{target}, D = {width}" for target, width in shapes)], lines)
+    notes = "\n".join(f"- {note}" for note in bench["triton"]["notes"])
+    opening = text("bench_triton", file=file, counted=counted)
+    return f"{opening}\n\n{shown}\n\n{notes}".rstrip()
+
+
 def _generate(bench: Bench, file: str) -> str:
     by_model = {row["model"]: row for row in _rows(bench, "generate", "speed").rows}
     smgk, mgk = by_model["smgk"], by_model["mgk"]
@@ -259,6 +280,7 @@ _PARTS: Mapping[str, tuple[str, Callable[[Bench, str], str]]] = {
     "bench-decoding": ("kernels", _decoding),
     "bench-linear": ("kernels", _linear),
     "bench-roofline": ("roofline", _roofline),
+    "bench-triton": ("triton", _triton),
     "bench-generate": ("generate", _generate),
     "bench-train": ("train", _train),
 }

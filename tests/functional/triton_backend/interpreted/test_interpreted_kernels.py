@@ -4,8 +4,11 @@ from typing import Any
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 
-from mgk.functional.mixture.backends.triton_backend import launch
+from mgk.functional.mixture.backends.triton_backend import launch, tiles
+from mgk.functional.mixture.backends.triton_backend.forward import mixed_exp2
 from support import triton_oracle as oracle
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -77,6 +80,34 @@ def test_output_lse_and_gradients(name: str) -> None:
             assert_near(got.double().masked_fill(want == 0, 0.0) if n == "log_prior" else got, want, scale)
         except AssertionError as error:
             raise AssertionError(f"gradient of {n}: {error}") from None
+
+
+@pytest.mark.parametrize("name", ["mgk", "causal", "smgk"])
+def test_tiles_of_other_targets(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = tiles.Tile(64, 32, 8, 1, splits_columns=True, mixes_exp2=True)
+    problem = oracle.problem(**OPTIONS[name], queries=67, keys=130)
+    wanted = launch.forward(problem)
+    gradients = launch.backward(wanted.out, None, problem, wanted)
+    monkeypatch.setattr(tiles, "SMALL", other)
+    result = launch.forward(problem)
+    assert_near(result.out, wanted.out, 1e-4)
+    for got, want in zip(launch.backward(wanted.out, None, problem, result), gradients, strict=True):
+        if want is not None:
+            assert_near(got, want, 3e-4)
+
+
+@triton.jit
+def _mixed_exp2(out, x):
+    i = tl.arange(0, 16)[:, None] * 32 + tl.arange(0, 32)[None, :]
+    tl.store(out + i, mixed_exp2(tl.load(x + i)))
+
+
+def test_exponentials_by_polynomial() -> None:
+    x = -torch.cat([torch.linspace(0, 4, 256), torch.logspace(0, 3, 256)]).view(16, 32)
+    out = torch.empty_like(x)
+    _mixed_exp2[(1,)](out, x)
+    torch.testing.assert_close(out, torch.exp2(x), rtol=2e-4, atol=2e-38)
+    torch.testing.assert_close(out[:, :16], torch.exp2(x)[:, :16])
 
 
 def _largest_score(problem: launch.Problem) -> float:

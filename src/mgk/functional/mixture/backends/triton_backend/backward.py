@@ -34,8 +34,8 @@ from mgk.functional.mixture.backends.triton_backend.pairs import (
     load_rows,
     load_vector,
     pair_mask,
-    product,
     query_range,
+    second_product,
     segment_of,
     store_rows,
     tile_product,
@@ -112,9 +112,9 @@ def _weights(s, peak, ok, extra, full: tl.constexpr, spec: tl.constexpr):
 def _add_product(products, r: tl.constexpr, g, q, k, spec: tl.constexpr):
     """Sum g q of the component's keys, or sum g k of the queries, with a tile's part added."""
     if spec.keys_first:
-        products = _replace(products, r, product(g.to(q.dtype), q, products[r], spec), spec.key_mixtures)
+        products = _replace(products, r, second_product(g.to(q.dtype), q, products[r], spec), spec.key_mixtures)
     else:
-        products = (product(g.to(k.dtype), k, products[0], spec),)
+        products = (second_product(g.to(k.dtype), k, products[0], spec),)
     return products
 
 
@@ -153,6 +153,12 @@ def _shifted(
     """p_ij and g_ij, summed over r, and the sums of each component with the tile's part added."""
     _, _, bh, bk = place
     mixtures: tl.constexpr = spec.mixtures
+    u = ()
+    w = ()
+    for r in tl.static_range(spec.mixtures):
+        u = u + (query_row(mixtures + r, i, bh, call, full and spec.keys_first, spec),)
+        w = w + (key_row(mixtures + r, j, bk, call, 0.0, full and not spec.keys_first, spec),)
+    other, mine = (u, w) if spec.keys_first else (w, u)
     if is_factored(starts[0], starts[1], bh, bk, call, spec):
         top = key_row(2 * mixtures + 1, j, bk, call, NEG_INF, False, spec)
         p = _weights(base + along_keys(top, spec), peak, ok, extra, full, spec)
@@ -160,11 +166,8 @@ def _shifted(
         factor = tl.zeros_like(p)
         new = ()
         for r in tl.static_range(spec.mixtures):
-            u = query_row(mixtures + r, i, bh, call, False, spec)
-            w = key_row(mixtures + r, j, bk, call, 0.0, False, spec)
-            factor += along_queries(u, spec) * along_keys(w, spec)
-            other, mine = (u, w) if spec.keys_first else (w, u)
-            new = new + (sums[r] + mine * tl.sum(g * other[None, :], 1),)
+            factor += along_queries(u[r], spec) * along_keys(w[r], spec)
+            new = new + (sums[r] + mine[r] * tl.sum(g * other[r][None, :], 1),)
         p = p * factor
         g = g * factor
         sums = new
@@ -283,7 +286,7 @@ def _tile(state, i, j, starts, own, sides, place, call, full: tl.constexpr, spec
             p = p * kept
         if not full or spec.mask != "none":
             p = tl.where(ok, p, 0.0)
-        d_value = (product(p.to(grad.dtype), grad, d_value[0], spec),)
+        d_value = (second_product(p.to(grad.dtype), grad, d_value[0], spec),)
     return products + sums + moments + d_value, g
 
 

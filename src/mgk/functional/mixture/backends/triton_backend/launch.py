@@ -153,17 +153,24 @@ def target_of(device: torch.device) -> str:
     return {9: "sm_90"}.get(major, "sm_80" if major < 9 else "sm_100")
 
 
+def _precision(problem: Problem) -> str:
+    """Of products of float32 tensors: PyTorch's own switch."""
+    is_tf32 = problem.query.dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32
+    return "tf32" if is_tf32 else "ieee"
+
+
 def _tile(problem: Problem, kernel: str) -> tiles.Tile:
     width = max(padded(problem.query.shape[-1]), padded(problem.value.shape[-1]))
-    key_mixtures = 1 if problem.is_shifted else problem.mixtures
-    target = target_of(problem.query.device)
-    return tiles.tile(target, kernel, width, key_mixtures, problem.query.element_size())
+    mixtures = tiles.SHIFTED if problem.is_shifted else problem.mixtures
+    precision = _precision(problem) if problem.query.dtype == torch.float32 else "half"
+    if _target is None and problem.query.device.type != "cuda":
+        return tiles.SMALL
+    return tiles.tile(target_of(problem.query.device), kernel, width, mixtures, precision)
 
 
 def _spec(problem: Problem, tile: tiles.Tile, **changes: Any) -> Spec:
     width, value_width = problem.query.shape[-1], problem.value.shape[-1]
     mask = problem.mask
-    precision = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
     spec = Spec(
         mixtures=problem.mixtures,
         key_mixtures=1 if problem.is_shifted else problem.mixtures,
@@ -173,6 +180,8 @@ def _spec(problem: Problem, tile: tiles.Tile, **changes: Any) -> Spec:
         padded_value_width=padded(value_width),
         query_tile=tile.queries,
         key_tile=tile.keys,
+        splits_columns=tile.splits_columns,
+        mixes_exp2=tile.mixes_exp2,
         is_shifted=problem.is_shifted,
         is_hard=problem.is_hard and problem.mixtures > 1,
         is_varying=problem.is_varying,
@@ -193,7 +202,7 @@ def _spec(problem: Problem, tile: tiles.Tile, **changes: Any) -> Spec:
         centre="first" if problem.is_partial else "mean",
         keeps_small=problem.is_partial or problem.query.dtype != torch.float32,
         checks_values=problem.checks_values,
-        precision=precision if problem.query.dtype == torch.float32 else "ieee",
+        precision=_precision(problem),
         max_spread=MAX_SPREAD[problem.query.dtype],
     )
     return replace(spec, **changes)

@@ -201,6 +201,18 @@ def product(x, y, acc, spec: tl.constexpr):
 
 
 @triton.jit
+def second_product(x, y, acc, spec: tl.constexpr):
+    """``x @ y + acc`` with x made of products, whose warps may share the columns of a tile."""
+    if spec.splits_columns:
+        # The compiler lets warps own whole rows where a product feeds another in the same block of code.
+        if tl.num_programs(0) > 0:
+            acc = product(x, y, acc, spec)
+    else:
+        acc = product(x, y, acc, spec)
+    return acc
+
+
+@triton.jit
 def tile_product(queries, keys, acc, spec: tl.constexpr):
     """queries_i . keys_j + acc in the orientation of the tile."""
     if spec.keys_first:

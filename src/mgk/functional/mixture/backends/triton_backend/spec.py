@@ -17,6 +17,8 @@ class Spec:
     bias_rows: int  # of the key bias
     query_tile: int
     key_tile: int
+    splits_columns: bool = False  # whether the warps of a program share the columns of a tile too
+    mixes_exp2: bool = False  # whether some exponentials of the first component are polynomials
     keys_first: bool = False  # whether the rows of a tile are keys: the kernels whose programs own keys
     is_shifted: bool = False
     is_hard: bool = False

@@ -1,4 +1,8 @@
-"""The sizes of tiles, by kind of device, kernel, widths, components and dtype: a plain table, no autotuning."""
+"""The sizes of tiles by device, kernel, width, components and products: a plain table, no autotuning.
+
+Chosen by compiling, not by running: of a few tiles that fit in shared memory and do not spill in their loop,
+the one that ``mgk.bench.triton_model`` finds fastest. Entries of ``TABLE`` may be replaced.
+"""
 
 from typing import NamedTuple
 
@@ -10,12 +14,77 @@ class Tile(NamedTuple):
     keys: int
     warps: int
     stages: int
+    splits_columns: bool = False  # warps share the columns of a tile, not only its rows
+    mixes_exp2: bool = False  # some exponentials are polynomials, where exponentials are the bottleneck
 
 
-# The feature, row and counting kernels stream memory or run rarely.
+# The feature, row and counting kernels stream memory or run rarely; the interpreter has no registers.
 SMALL = Tile(64, 64, 4, 1)
+SHIFTED = 0  # in place of M: all components share one product
+
+_WIDE = Tile(128, 128, 8, 2)
+_LONG = Tile(128, 64, 8, 2)
+_SLIM = Tile(128, 32, 8, 2)
+_EVEN = Tile(64, 64, 4, 2)
+_KEYS = Tile(64, 128, 8, 2)
+_FEW_QUERIES = Tile(32, 128, 8, 2)
+_FEW = Tile(32, 64, 4, 2)
+_FLAT = Tile(64, 32, 8, 1, splits_columns=True)
+_THIN = Tile(32, 16, 4, 1, splits_columns=True)
+_DEEP = Tile(64, 32, 4, 1)
+_MIXED = Tile(128, 128, 8, 2, mixes_exp2=True)
+_AMD_ROWS, _AMD_SLIM = Tile(128, 64, 4, 1), Tile(128, 32, 4, 1)
+_AMD_KEYS, _AMD_SPLIT = Tile(32, 128, 4, 1), Tile(32, 32, 4, 1, splits_columns=True)
+
+# By target, kernel and padded width, of float16 and bfloat16: for shifted keys, and for M = 1, 2 and above.
+TABLE = {
+    ("sm_80", "forward", 64): (_LONG, _WIDE, _LONG, _LONG),
+    ("sm_80", "forward", 128): (_LONG, Tile(128, 64, 8, 3), _LONG, _SLIM),
+    ("sm_80", "keys", 64): (_FEW, _KEYS, _FEW, _FLAT),
+    ("sm_80", "keys", 128): (_FEW, _EVEN, _FLAT, _FLAT),
+    ("sm_80", "queries", 64): (_SLIM, _LONG, _SLIM, _SLIM),
+    ("sm_80", "queries", 128): (_SLIM, _EVEN, _SLIM, _SLIM),
+    ("sm_90", "forward", 64): (_WIDE, _WIDE, _MIXED, _LONG),
+    ("sm_90", "forward", 128): (_LONG, _WIDE, _LONG, _SLIM),
+    ("sm_90", "keys", 64): (_EVEN, _EVEN, _FEW_QUERIES, _FLAT),
+    ("sm_90", "keys", 128): (_FEW, _FEW, _FEW_QUERIES, _FLAT),
+    ("sm_90", "queries", 64): (_LONG, _EVEN, _LONG, _SLIM),
+    ("sm_90", "queries", 128): (_LONG, _LONG, _LONG, _SLIM),
+    ("sm_100", "forward", 64): (_WIDE, _WIDE, _WIDE, _WIDE),
+    ("sm_100", "forward", 128): (_LONG, _LONG, _WIDE, _SLIM),
+    ("sm_100", "keys", 64): (_KEYS, _KEYS, _KEYS, _KEYS),
+    ("sm_100", "keys", 128): (_FEW, _KEYS, _KEYS, _FEW),
+    ("sm_100", "queries", 64): (_LONG, _LONG, _LONG, _LONG),
+    ("sm_100", "queries", 128): (_LONG, _LONG, _LONG, _SLIM),
+    ("gfx942", "forward", 64): (_AMD_ROWS, _AMD_ROWS, _AMD_ROWS, _AMD_ROWS),
+    ("gfx942", "forward", 128): (_AMD_ROWS, _AMD_ROWS, _AMD_ROWS, _AMD_ROWS),
+    ("gfx942", "keys", 64): (_AMD_KEYS, _AMD_KEYS, _AMD_KEYS, _AMD_SPLIT),
+    ("gfx942", "keys", 128): (_AMD_KEYS, _AMD_KEYS, _AMD_SPLIT, _AMD_SPLIT),
+    ("gfx942", "queries", 64): (_AMD_SLIM, _AMD_SLIM, _AMD_SLIM, _AMD_SLIM),
+    ("gfx942", "queries", 128): (_AMD_SLIM, _AMD_SLIM, _AMD_SLIM, _AMD_SLIM),
+}
+# Wider than that, and of exact float32 products: by kernel or by width alone.
+_WIDEST = {"forward": _DEEP, "keys": _THIN, "queries": _DEEP}
+_EXACT = {64: Tile(32, 32, 8, 1), 128: Tile(16, 16, 8, 1), 256: Tile(16, 16, 8, 1)}
 
 
-def tile(target: str, kernel: str, width: int, mixtures: int, itemsize: int) -> Tile:
-    """The tile of a kernel. ``width`` is the padded width of keys or values, whichever is larger."""
-    return SMALL
+def tile(target: str, kernel: str, width: int, mixtures: int, precision: str) -> Tile:
+    """The tile of a kernel.
+
+    Args:
+        target: "sm_80", "sm_90", "sm_100" or "gfx942".
+        kernel: "forward", "keys", "queries", or one that runs rarely.
+        width: the padded width of keys or values, whichever is larger.
+        mixtures: M, or ``SHIFTED``.
+        precision: "half", "tf32" or "ieee".
+    """
+    if kernel not in _WIDEST:
+        return SMALL
+    width = max(width, 64)
+    if precision == "ieee" and target != "gfx942":
+        return _EXACT[width]
+    if precision != "half":
+        width *= 2
+    if width > 128:
+        return _WIDEST[kernel]
+    return TABLE[target, kernel, width][min(mixtures, 3)]
