@@ -5,6 +5,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 import mgk
+from mgk.functional.dropout import add_dropout
 from support.cases import WITH_HARD
 
 BACKENDS = WITH_HARD
@@ -134,3 +135,40 @@ def test_probabilities_near_0_and_1(backend, dropout_p):
     if dropout_p < 1 - 1e-9:  # four of four million weights are kept
         assert abs(out.mean().item() - 1) < (2.0 if dropout_p > 0.5 else 1e-3)
         assert (out != 1).any()
+
+
+@pytest.mark.parametrize("shape", [(3, 70, 31), (1, 5), (2, 4096, 3)])
+@pytest.mark.parametrize("has_residual", [False, True])
+def test_hidden_dropout_is_unbiased_and_the_same_in_the_backward(shape, has_residual):
+    x, residual = torch.randn(shape).requires_grad_(), torch.randn(shape).requires_grad_()
+    torch.manual_seed(5)
+    out = add_dropout(x, residual if has_residual else None, 0.25)
+    factor = ((out - residual if has_residual else out) / x).detach()
+    is_kept = factor > 0.5
+    torch.testing.assert_close(factor, is_kept / 0.75, rtol=1e-2, atol=1e-2)
+    if x.numel() > 5000:
+        assert abs(is_kept.float().mean() - 0.75) < 0.02
+        pairs = is_kept.flatten().float()
+        assert abs((pairs[1:] * pairs[:-1]).mean() - 0.75**2) < 0.03
+    upstream = torch.randn(shape)
+    out.backward(upstream)
+    torch.testing.assert_close(x.grad, upstream * is_kept / 0.75)
+    if has_residual:
+        assert torch.equal(residual.grad, upstream)
+    torch.manual_seed(5)
+    assert torch.equal(out, add_dropout(x, residual if has_residual else None, 0.25))
+    assert not torch.equal(out, add_dropout(x, residual if has_residual else None, 0.25))
+
+
+def test_hidden_dropout_in_other_modes_is_torch_s():
+    x = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
+    torch.manual_seed(1)
+    out = add_dropout(x, x, 0.5)
+    torch.manual_seed(1)
+    torch.testing.assert_close(out, x + torch.dropout(x, 0.5, True))
+    assert torch.equal(add_dropout(x, x, 0.0), 2 * x)
+    single = torch.randn(40, 5, requires_grad=True)
+    loss = add_dropout(single, None, 0.5).square().sum()
+    (first,) = torch.autograd.grad(loss, single, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), single)  # 2 m^2 / (1 - p)^2
+    torch.testing.assert_close(second, (first != 0) * 8.0)

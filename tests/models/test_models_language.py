@@ -6,7 +6,7 @@ from tiny_models import VOCAB, config, moved, tokens
 from torch.nn.functional import cross_entropy
 
 from mgk.data import SegmentDataset, sliding_window_loss
-from mgk.models import MgkForCausalLM, causal_lm
+from mgk.models import MgkForCausalLM, causal_lm, linear_cross_entropy
 
 ADAPTIVE = {"adaptive_cutoffs": [6, 15], "adaptive_div_value": 2.0}
 KINDS = pytest.mark.parametrize(
@@ -101,3 +101,17 @@ def test_a_batch_without_targets_has_a_loss_of_zero_items():
     model, ids = language_model(**ADAPTIVE), tokens(2, 4)
     nothing = torch.full_like(ids, -100)
     assert model(ids, labels=nothing, num_items_in_batch=8).loss == 0
+
+
+@pytest.mark.parametrize("chunk", [30, 10**6])
+def test_the_chunked_adaptive_loss_has_the_gradients_of_torch_s(chunk, monkeypatch):
+    monkeypatch.setattr(linear_cross_entropy, "CHUNK", chunk)
+    softmax = torch.nn.AdaptiveLogSoftmaxWithLoss(8, 40, [10, 25], div_value=2.0)
+    hidden, targets = torch.randn(23, 8, requires_grad=True), torch.randint(40, (23,))
+    targets[targets >= 25] -= 25  # the last cluster has no target
+    leaves = [hidden, *softmax.parameters()]
+    loss = linear_cross_entropy.sum_of_adaptive_losses(hidden, softmax, targets) / 7
+    truth = -softmax(hidden, targets).output.sum() / 7
+    torch.testing.assert_close(loss, truth)
+    for grads in zip(*(torch.autograd.grad(x, leaves, allow_unused=True) for x in (loss, truth)), strict=True):
+        torch.testing.assert_close(*(torch.zeros(()) if x is None else x for x in grads))

@@ -9,7 +9,13 @@ import torch
 
 from mgk.functional.mixture.backends import cpu_kernels
 
-FUNCTIONS = ("forward", "backward", "count", "decode")
+STRUCTURES = {
+    **dict.fromkeys(("forward", "backward", "count"), cpu_kernels.AttentionParams),
+    "decode": cpu_kernels.DecodeParams,
+    **dict.fromkeys(("mixture_forward", "mixture_backward"), cpu_kernels.MixtureParams),
+    "dropout": cpu_kernels.DropoutParams,
+}
+FUNCTIONS = tuple(STRUCTURES)
 _worker = subprocess.Popen(os.environ["MGK_NEON_WORKER"].split(), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 _original_data_ptr = torch.Tensor.data_ptr
 # By the address that a struct will hold: the memory around it.
@@ -22,9 +28,10 @@ def _data_ptr(tensor: torch.Tensor) -> int:
     return address
 
 
-def _call(name: str, params: ctypes.Structure) -> None:
+def _call(name: str, packed: bytes) -> None:
     assert _worker.stdin is not None
     assert _worker.stdout is not None
+    params = STRUCTURES[name].from_buffer_copy(packed)
     size = ctypes.sizeof(params)
     pointers = {
         getattr(type(params), field).offset: getattr(params, field)

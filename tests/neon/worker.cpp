@@ -12,6 +12,14 @@ int mgk_forward(const AttentionParams*, const char*);
 int mgk_backward(const AttentionParams*, const char*);
 int mgk_count(const AttentionParams*, const char*);
 int mgk_decode(const DecodeParams*, const char*);
+int mgk_mixture_forward(const MixtureParams*, const char*);
+int mgk_mixture_backward(const MixtureParams*, const char*);
+int mgk_dropout(const DropoutParams*, const char*);
+}
+
+template <typename Params>
+static int64_t run(int (*function)(const Params*, const char*), const std::vector<char>& call) {
+    return function(reinterpret_cast<const Params*>(call.data()), "portable");
 }
 
 struct Block {
@@ -44,12 +52,16 @@ int main() {
             char* start = block.memory.data() + block.offset;
             std::memcpy(call.data() + block.field, &start, sizeof start);
         }
-        const auto* params = reinterpret_cast<const AttentionParams*>(call.data());
-        const auto* decode_params = reinterpret_cast<const DecodeParams*>(call.data());
-        const int64_t status = function == 0   ? mgk_forward(params, "portable")
-                               : function == 1 ? mgk_backward(params, "portable")
-                               : function == 2 ? mgk_count(params, "portable")
-                                               : mgk_decode(decode_params, "portable");
+        int64_t status = 0;
+        switch (function) {  // in the order of FUNCTIONS in emulated.py
+            case 0: status = run(mgk_forward, call); break;
+            case 1: status = run(mgk_backward, call); break;
+            case 2: status = run(mgk_count, call); break;
+            case 3: status = run(mgk_decode, call); break;
+            case 4: status = run(mgk_mixture_forward, call); break;
+            case 5: status = run(mgk_mixture_backward, call); break;
+            default: status = run(mgk_dropout, call);
+        }
         fwrite(&status, sizeof status, 1, stdout);
         for (const Block& block : blocks) fwrite(block.memory.data(), 1, block.memory.size(), stdout);
         fflush(stdout);

@@ -111,3 +111,21 @@ def test_dropout_acts_in_training_only():
     assert not torch.equal(attn(x), attn(x))
     attn.eval()
     torch.testing.assert_close(attn(x), expected_output(attn, x))
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_projecting_all_at_once_in_training_changes_nothing(bias):
+    attn = mgk.nn.MixtureAttention(12, 4, num_key_value_heads=2, variant="mgk", bias=bias)
+    attn, x = attn.double(), torch.randn(2, 9, 12, dtype=torch.float64)
+    for parameter in attn.parameters():
+        torch.nn.init.normal_(parameter)
+    results = []
+    for training in (True, False):
+        out = attn.train(training)(x, is_causal=True)
+        results.append((out, *torch.autograd.grad(out.square().sum(), list(attn.parameters()))))
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other)
+    seen = []
+    attn.train().k_proj.register_forward_hook(lambda *args: seen.append(args))
+    attn(x)
+    assert len(seen) == 1  # a projection that is watched is called by itself

@@ -47,7 +47,7 @@ class Inputs(NamedTuple):
         """Keys (B, H, M or 1, N, D) and prior (1, H, M, 1) of a variant."""
         spec = spec_of(name)
         keys = self.keys if spec.keys == "projected" else self.key.unsqueeze(2)
-        return keys, self.log_prior[None, :, :, None] if spec.is_mixture else None
+        return keys, self.log_prior.unsqueeze(-1).unsqueeze(0) if spec.is_mixture else None
 
 
 def spec_of(name: str) -> VariantSpec:

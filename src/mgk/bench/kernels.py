@@ -1,14 +1,14 @@
 """The fused kernels with 4 heads against softmax attention with 8."""
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from mgk._util.machine import peak_extra_bytes
+from mgk._util.machine import cpu_threads, peak_extra_bytes
 from mgk.bench import calls, timing
 from mgk.bench.registry import PASSES, AttentionShape, KernelsSettings, Passes
 from mgk.bench.runner import BenchError, OnStep, Outcome, Row
@@ -21,7 +21,11 @@ _MIXTURES = {
     "mgk hard, 4 heads": "mgk-hard",
     "smgk hard, 4 heads": "smgk-hard",
 }
-_VARIANTS = {**_MIXTURES, "linear, 4 heads": "linear", "mlk, 4 heads": "mlk"}
+_LINEAR = {"linear, 4 heads": "linear", "mlk, 4 heads": "mlk"}
+# Of any number of heads, by the backend of "auto"; softmax has twice as many.
+SOFTMAX, UNBOUNDED = "softmax", "without window"
+_AUTO = {"mgk": "mgk", "smgk": "smgk", UNBOUNDED: "smgk"}
+_VARIANTS = {**_MIXTURES, **_LINEAR, **_AUTO}
 _LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
 
 
@@ -35,18 +39,29 @@ class Case(AttentionShape):
     rounds: int
     padded: float = 0.0
     causal: bool = False
+    dtype: str = "float32"
+    window: int | None = None
+    repeats: int = 1  # timed together, so that the clock is fine enough
+    threads: int | None = None
+
+    @property
+    def decodes(self) -> bool:
+        """Whether there is one query."""
+        return self.experiment.startswith("decod")
 
     def works(self) -> dict[str, Work]:
         """What to time, by alternative."""
-        x = calls.make_inputs(self, num_queries=1 if self.experiment == "decoding" else None)
+        num_queries = 1 if self.decodes else None
+        x = calls.make_inputs(self, num_queries=num_queries, dtype=getattr(torch, self.dtype))
         mask = None
         if self.padded:
             mask = (torch.arange(self.length) < self.length * (1 - self.padded))[None, None, None]
         options = {"is_causal": self.causal, "attn_mask": mask}
-        return {name: self._work(name, x, options) for name in self.alternatives}
+        works = {name: self._work(name, x, options) for name in self.alternatives}
+        return {name: _repeated(work, self.repeats) for name, work in works.items()}
 
     def _work(self, name: str, x: calls.Inputs, options: dict[str, Any]) -> Work:
-        if name == BASELINE:
+        if name in (BASELINE, SOFTMAX):
             return calls.softmax_baseline(x, self.passes, **options)
         if name == UNFUSED:
             prior = x.log_prior[None, :, :, None]
@@ -55,13 +70,24 @@ class Case(AttentionShape):
         variant = _VARIANTS[name]
         if calls.spec_of(variant).is_linear:
             return calls.variant_work(variant, x, self.passes, is_causal=self.causal)
-        return calls.variant_work(variant, x, self.passes, backend="cpu", **options)
+        if name not in _AUTO:
+            options = options | {"backend": "cpu"}
+        elif name != UNBOUNDED:
+            options = options | {"window": self.window}
+        return calls.variant_work(variant, x, self.passes, **options)
 
     def row(self) -> Row:
         """The fields that its rows share."""
-        sizes = {"B": self.batch, "N": self.length, "D": self.head_dim}
-        mask = {"padded": self.padded, "causal": self.causal}
-        return {"experiment": self.experiment, **sizes, "passes": self.passes, **mask}
+        sizes = {"B": self.batch, "H": self.heads, "N": self.length, "D": self.head_dim}
+        mask = {"padded": self.padded, "causal": self.causal, "window": self.window}
+        kind = {"experiment": self.experiment, "dtype": self.dtype, "passes": self.passes}
+        return {**kind, **sizes, **mask}
+
+
+def _repeated(work: Work, times: int) -> Work:
+    if times == 1:
+        return work
+    return lambda: [work() for _ in range(times)]
 
 
 def cases() -> Iterator[Case]:
@@ -99,6 +125,29 @@ def cases() -> Iterator[Case]:
             alternatives=("linear, 4 heads", other),
             rounds=rounds,
         )
+    yield from _more_cases()
+
+
+def _more_cases() -> Iterator[Case]:
+    """Short and wide calls, half precision, tiny calls and windows, by "auto"."""
+    both = PASSES[1]
+    auto: dict[str, Any] = {"alternatives": (SOFTMAX, "mgk", "smgk"), "rounds": 15}
+    sizes: dict[str, Any]
+    for length in (32, 128):
+        sizes = {"batch": 64, "heads": 1, "length": length, "head_dim": 32}
+        yield Case(experiment="short", passes=both, repeats=10, **sizes, **auto)
+    sizes = {"batch": 24, "heads": 4, "length": 256, "head_dim": 16}
+    yield Case(experiment="language model", passes=both, causal=True, **sizes, **auto)
+    for passes in PASSES:
+        yield Case(experiment="half", passes=passes, dtype="bfloat16", head_dim=64, **auto)
+    yield Case(experiment="wide", passes=both, causal=True, head_dim=128, **auto)
+    tiny: dict[str, Any] = {"batch": 1, "heads": 1, "head_dim": 16, "repeats": 1000, "threads": 1}
+    yield Case(experiment="tiny", passes="forward", length=4, **tiny, **auto)
+    yield Case(experiment="decoded token", passes="forward", length=64, **tiny, **auto)
+    sizes = {"batch": 1, "length": 8192, "window": 256, "rounds": 5}
+    for causal in (False, True):
+        names = (UNBOUNDED, "smgk")
+        yield Case(experiment="window", passes=both, causal=causal, alternatives=names, **sizes)
 
 
 def run(settings: KernelsSettings, on_step: OnStep) -> Outcome:
@@ -119,7 +168,10 @@ def run(settings: KernelsSettings, on_step: OnStep) -> Outcome:
 def measure(case: Case) -> Iterator[Row]:
     """The rows of one comparison."""
     works = case.works()
-    for name, times in timing.compare(works, case.alternatives[0], rounds=case.rounds).items():
+    with cpu_threads(case.threads):
+        compared = timing.compare(works, case.alternatives[0], rounds=case.rounds)
+    for name, times in compared.items():
+        times = replace(times, milliseconds=times.milliseconds / case.repeats)
         row = case.row() | {"alternative": name} | asdict(times)
         if case.experiment == "length":
             peak = peak_extra_bytes(works[name], CPU)

@@ -23,8 +23,12 @@ ATTENTION_VARIANTS = tuple(
     for name in (spec.name, spec.name + HARD)
     if name in VARIANTS or (spec.is_mixture and not spec.is_linear)
 )
-KERNEL_EXPERIMENTS = ("table", "causal", "padding", "unfused", "length", "decoding", "linear")
+KERNEL_EXPERIMENTS = (
+    *("table", "causal", "padding", "unfused", "length", "decoding", "linear"),
+    *("short", "language model", "half", "wide", "tiny", "decoded token", "window"),
+)
 GENERATE_VARIANTS = tuple(name for name in VARIANTS if name != "softmax")
+STEP_TASKS = ("listops", "text", "retrieval", "wikitext-2")
 # Tokens of an example in the Long Range Arena.
 TASK_LENGTHS = {"listops": 2000, "text": 4000}
 
@@ -184,6 +188,17 @@ class TrainSettings(TimedSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
+class StepsSettings(TimedSettings):
+    """Training steps of the laptop recipes by parts; packed rows against padded ones."""
+
+    rounds: int = option(20, "Steps of each.")
+    tasks: tuple[str, ...] = option(STEP_TASKS, "Recipes, '' for none.", choices=STEP_TASKS)
+    attention: str = option("smgk", "Variant.", choices=tuple(VARIANTS))
+    heads: int = option(1, "H, of all but the language model.")
+    packing: bool = option(True, "Whether to measure packed rows.")
+
+
+@dataclass(frozen=True, kw_only=True)
 class ListOpsSettings(Settings):
     """Time to generate the full ListOps set, against a limit."""
 
@@ -244,6 +259,7 @@ BENCHMARKS: dict[str, Benchmark] = {
         ("precision", PrecisionSettings, "precision:run"),
         ("generate", GenerateSettings, "generate:run"),
         ("train", TrainSettings, "train:run"),
+        ("steps", StepsSettings, "steps:run"),
         ("data_listops", ListOpsSettings, "data:listops"),
         ("data_pathfinder", PathfinderSettings, "data:pathfinder"),
         ("data_images", ImagesSettings, "data:images"),

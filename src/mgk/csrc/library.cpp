@@ -9,6 +9,7 @@
     void run(const AttentionParams&, Mode);     \
     void run_mixture(const MixtureParams&, Mode); \
     void decode(const DecodeParams&);           \
+    void drop(const DropoutParams&);            \
     double run_part(Part, int64_t, int64_t, int64_t); \
     }
 
@@ -26,25 +27,26 @@ struct InstructionSet {
     void (*run)(const AttentionParams&, Mode);
     void (*run_mixture)(const MixtureParams&, Mode);
     void (*decode)(const DecodeParams&);
+    void (*drop)(const DropoutParams&);
     double (*run_part)(Part, int64_t rounds, int64_t threads, int64_t width);
 };
 
 // The best last.
 const InstructionSet INSTRUCTION_SETS[] = {
     {"portable", [] { return true; }, mgk_portable::run, mgk_portable::run_mixture, mgk_portable::decode,
-     mgk_portable::run_part},
+     mgk_portable::drop, mgk_portable::run_part},
 #if defined(__x86_64__)
     {"avx2",
      [] {
          return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
      },
-     mgk_avx2::run, mgk_avx2::run_mixture, mgk_avx2::decode, mgk_avx2::run_part},
+     mgk_avx2::run, mgk_avx2::run_mixture, mgk_avx2::decode, mgk_avx2::drop, mgk_avx2::run_part},
     {"avx512",
      [] {
          return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
                 __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
      },
-     mgk_avx512::run, mgk_avx512::run_mixture, mgk_avx512::decode, mgk_avx512::run_part},
+     mgk_avx512::run, mgk_avx512::run_mixture, mgk_avx512::decode, mgk_avx512::drop, mgk_avx512::run_part},
 #endif
 };
 
@@ -68,8 +70,9 @@ Status check(const AttentionParams& p, Mode mode) {
                     p.num_threads}))
         return BAD_SIZE;
     if (p.num_components > MAX_COMPONENTS || p.value_width < 0 || p.num_threads > 4096) return BAD_SIZE;
-    if (p.left < -1 || p.right < -1 || (p.segments && p.num_queries > p.num_keys)) return BAD_SIZE;
+    if (p.left < -1 || p.right < -1 || (p.segment_starts && p.num_queries > p.num_keys)) return BAD_SIZE;
     if (!are_given({p.query, p.keys, p.key_bias}) || (p.is_shared && !p.query_bias)) return MISSING_POINTER;
+    if (!p.segment_starts != !p.segment_ends) return MISSING_POINTER;
     if (mode == Mode::COUNT) return p.counts ? OK : MISSING_POINTER;
     if (!are_given({p.value, p.out, p.row_max, p.row_sum})) return MISSING_POINTER;
     if (mode == Mode::FORWARD) return OK;
@@ -84,6 +87,8 @@ Status check(const MixtureParams& p, Mode mode) {
         return BAD_SIZE;
     if (p.num_components > MAX_COMPONENTS || p.value_width < 0 || p.num_threads > 4096 || !(p.variance > 0))
         return BAD_SIZE;
+    if (p.left < -1 || p.right < -1 || (p.segment_starts && p.num_queries > p.num_keys)) return BAD_SIZE;
+    if (!p.segment_starts != !p.segment_ends) return MISSING_POINTER;
     if (!are_given({p.query, p.keys, p.value, p.out, p.row_max, p.row_sum})) return MISSING_POINTER;
     if (mode == Mode::FORWARD) return OK;
     return are_given({p.grad, p.d_query, p.d_keys, p.d_value}) && (!p.shifts || p.d_shifts) ? OK : MISSING_POINTER;
@@ -94,6 +99,11 @@ Status check(const DecodeParams& p) {
                     p.num_threads}))
         return BAD_SIZE;
     return are_given({p.query, p.keys, p.value, p.variance, p.out}) ? OK : MISSING_POINTER;
+}
+
+Status check(const DropoutParams& p) {
+    if (!are_sizes({p.size, p.num_threads}) || p.num_threads > 4096) return BAD_SIZE;
+    return are_given({p.x, p.out}) ? OK : MISSING_POINTER;
 }
 
 // Checks the parameters and calls function(instruction set).
@@ -137,12 +147,15 @@ std::string struct_layout() {
 #define MGK_ADD_ATTENTION(type, name) add("AttentionParams." #name, offsetof(AttentionParams, name), sizeof(type));
 #define MGK_ADD_MIXTURE(type, name) add("MixtureParams." #name, offsetof(MixtureParams, name), sizeof(type));
 #define MGK_ADD_DECODE(type, name) add("DecodeParams." #name, offsetof(DecodeParams, name), sizeof(type));
+#define MGK_ADD_DROPOUT(type, name) add("DropoutParams." #name, offsetof(DropoutParams, name), sizeof(type));
     MGK_ATTENTION_PARAMS(MGK_ADD_ATTENTION)
     add("AttentionParams", 0, sizeof(AttentionParams));
     MGK_MIXTURE_PARAMS(MGK_ADD_MIXTURE)
     add("MixtureParams", 0, sizeof(MixtureParams));
     MGK_DECODE_PARAMS(MGK_ADD_DECODE)
     add("DecodeParams", 0, sizeof(DecodeParams));
+    MGK_DROPOUT_PARAMS(MGK_ADD_DROPOUT)
+    add("DropoutParams", 0, sizeof(DropoutParams));
     return text;
 }
 
@@ -158,6 +171,10 @@ EXPORT int mgk_mixture_forward(const MixtureParams* p, const char* set) { return
 EXPORT int mgk_mixture_backward(const MixtureParams* p, const char* set) { return run_mixture(p, set, Mode::BACKWARD); }
 EXPORT int mgk_decode(const DecodeParams* p, const char* set_name) {
     return call(p, set_name, [&](const InstructionSet& set) { set.decode(*p); });
+}
+
+EXPORT int mgk_dropout(const DropoutParams* p, const char* set_name) {
+    return call(p, set_name, [&](const InstructionSet& set) { set.drop(*p); });
 }
 
 // The number of operations (parts.h); 0 without the instruction set.

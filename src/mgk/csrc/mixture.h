@@ -27,6 +27,8 @@ inline float widen(_Float16 x) { return x; }
 inline void narrow(float x, _Float16& to) { to = _Float16(x); }
 #endif
 
+constexpr int64_t MEDIAN_SAMPLE = 64;  // keys: enough for a centre, which need not be exact
+
 // a + b, finite where both are: only -inf excludes a key.
 template <typename T>
 inline T finite_sum(T a, T b) {
@@ -60,8 +62,11 @@ struct Mixture {
         a.batch_size = heads == 1 ? 1 : p.batch_size, a.num_heads = heads == 1 ? 1 : p.num_heads;
         a.group = G, a.first_head = first_head * G, a.num_components = M, a.num_queries = L;
         a.num_keys = S, a.num_features = D, a.value_width = p.value_width, a.num_threads = threads;
-        a.is_shared = p.shifts != nullptr, a.is_hard = p.is_hard, a.left = -1;
-        a.right = p.is_causal ? 0 : -1;
+        a.is_shared = p.shifts != nullptr, a.is_hard = p.is_hard, a.left = p.left, a.right = p.right;
+        if (p.segment_starts) {
+            a.segment_starts = p.segment_starts + batch_of(0) * S;
+            a.segment_ends = p.segment_ends + batch_of(0) * S;
+        }
         a.is_double = std::is_same<T, double>::value;
         a.query = query, a.keys = keys, a.key_bias = key_bias, a.value = value;
         if (p.shifts) a.query_bias = biases_of_query;
@@ -75,10 +80,17 @@ struct Mixture {
         a.out = static_cast<T*>(p.out) + first_head * G * L * p.value_width;
         a.row_max = static_cast<T*>(p.row_max) + first_head * G * L;
         a.row_sum = static_cast<T*>(p.row_sum) + first_head * G * L;
+        if (p.lse) a.lse = static_cast<T*>(p.lse) + first_head * G * L;
+        if (p.d_lse) a.d_lse = static_cast<const T*>(p.d_lse) + first_head * G * L;
         return a;
     }
 
-    void forward() const { run(features(), Mode::FORWARD); }
+    void forward() const {
+        const AttentionParams a = features();
+        run(a, Mode::FORWARD);
+        if (a.lse && !p.is_dot)
+            for_all(heads * G, threads, [&](int64_t head) { subtract_norms(head, static_cast<T*>(a.lse) + head * L); });
+    }
 
     // d_shifts: [head of all][M][D], for the caller to sum over the batch.
     void backward(double* d_shifts) const {
@@ -100,6 +112,7 @@ struct Mixture {
                 for (int64_t j = 0; j < M * S; ++j) add_scaled(dk + j * D, keys_of(head) + j * D, -d_bias[j] * inverse);
             }
             for (int64_t x = 0; x < G * L * D; ++x) dq[x] *= inverse;
+            if (a.d_lse && !p.is_dot) through_norms(head, a, dq);
             round(dq, G * L * D, p.d_query, head);
             round(dk, products * S * D, p.d_keys, head);
             round<T>(d_value + head * S * p.value_width, S * p.value_width, p.d_value, head);
@@ -115,6 +128,25 @@ struct Mixture {
     template <int N>
     static const E* row_of(const void* tensor, const Strides<N>& strides, int64_t b, int64_t h) {
         return static_cast<const E*>(tensor) + b * strides[0] + h * strides[1];
+    }
+
+    // The scores lack -|q|^2 / (2 sigma^2), which cancels in the weights: with x = q / sigma^2 it is -|x|^2 sigma^2 / 2.
+    void subtract_norms(int64_t query_head, T* lse) const {
+        for (int64_t i = 0; i < L; ++i) {
+            const T* x = query + (query_head * L + i) * D;
+            double norm = 0;
+            for (int64_t d = 0; d < D; ++d) norm += double(x[d]) * double(x[d]);
+            lse[i] -= T(norm * p.variance / 2);
+        }
+    }
+
+    // dq -= x dlse, but for queries with no key left
+    void through_norms(int64_t head, const AttentionParams& a, T* dq) const {
+        for (int64_t q = 0; q < G * L; ++q) {
+            const int64_t at = head * G * L + q;
+            if (static_cast<const T*>(a.row_max)[at] == -NEG_INF<T>) continue;
+            add_scaled(dq + q * D, query + at * D, -static_cast<const T*>(a.d_lse)[at]);
+        }
     }
 
     void set_features(int64_t head) {
@@ -177,14 +209,17 @@ struct Mixture {
         return false;
     }
 
-    // Any centre gives the same scores: the mean live key or, if causal, the first, unless it is near 0.
+    // Any centre gives the same scores: the mean live key or, if causal, the first, unless it is near 0. In a window or
+    // in segments it is a median: no key is seen by every query.
     void set_centre(int64_t head, T* centre) const {
         const E* from = row_of<4>(p.keys, p.key_strides, batch_of(head), head_of(head));
         const T* bias = key_bias + head * M * S;
+        const bool is_causal = p.right == 0;
         set_zero(centre, D);
         if (p.is_dot) return;
+        if (p.left >= 0 || p.right > 0 || p.segment_starts) return set_median(from, bias, centre);
         int64_t count = 0;
-        for (int64_t j = 0; j < S && !(p.is_causal && count); ++j) {
+        for (int64_t j = 0; j < S && !(is_causal && count); ++j) {
             if (!is_live(bias, j)) continue;
             ++count;
             for (int64_t r = 0; r < products; ++r)
@@ -195,7 +230,23 @@ struct Mixture {
             centre[d] /= T(max_of<int64_t>(count * products, 1));
             norm += centre[d] * centre[d];
         }
-        if (!(norm <= std::numeric_limits<T>::max()) || (p.is_causal && norm <= p.near_zero)) set_zero(centre, D);
+        if (!(norm <= std::numeric_limits<T>::max()) || (is_causal && norm <= p.near_zero)) set_zero(centre, D);
+    }
+
+    // The median of some live keys of the first component, by coordinate; 0 where it is not finite.
+    void set_median(const E* from, const T* bias, T* centre) const {
+        const int64_t step = max_of<int64_t>(1, S / MEDIAN_SAMPLE);
+        Buffer<T> sample(ceil_div(S, step));
+        for (int64_t d = 0; d < D; ++d) {
+            int64_t count = 0;
+            for (int64_t j = 0; j < S; j += step) {
+                const T x = is_live(bias, j) ? widen(from[j * p.key_strides[3] + d]) : NEG_INF<T>;
+                if (std::isfinite(x)) sample[count++] = x;
+            }
+            if (count == 0) continue;
+            std::nth_element(sample + 0, sample + (count - 1) / 2, sample + count);
+            centre[d] = sample[(count - 1) / 2];
+        }
     }
 
     void set_keys(int64_t head, const T* centre) {

@@ -43,7 +43,8 @@ using Strides = int64_t[DIMENSIONS];  // in elements
     FIELD(const void*, mask)       /* (B, Hq, L, S): additive, or bytes, 0 where a pair is excluded; or null */      \
     FIELD(int64_t, mask_is_bool)                                                                                     \
     FIELD(Strides<4>, mask_strides)                                                                                  \
-    FIELD(const int64_t*, segments) /* (2, B, S): where the segment of a position starts and ends; or null */        \
+    FIELD(const int64_t*, segment_starts) /* (B, S): where the segment of a position starts; or null */              \
+    FIELD(const int64_t*, segment_ends)   /* (B, S) */                                                               \
     FIELD(uint64_t, dropout_seed)                                                                                    \
     FIELD(int64_t, dropout_threshold) /* p times 2^32: a weight is dropped when its 32 random bits are below */      \
     FIELD(void*, out)                 /* (B, Hq, L, E) */                                                            \
@@ -73,7 +74,8 @@ using Strides = int64_t[DIMENSIONS];  // in elements
     FIELD(int64_t, value_width)                                                                                      \
     FIELD(int64_t, is_dot)                                                                                           \
     FIELD(int64_t, is_hard)                                                                                          \
-    FIELD(int64_t, is_causal)                                                                                        \
+    FIELD(int64_t, left)  /* as above */                                                                             \
+    FIELD(int64_t, right) /* as above */                                                                             \
     FIELD(int64_t, dtype) /* of query, keys, shifts, value and their gradients: a Dtype */                           \
     FIELD(int64_t, num_threads)                                                                                      \
     FIELD(double, variance)                                                                                          \
@@ -92,12 +94,16 @@ using Strides = int64_t[DIMENSIONS];  // in elements
     FIELD(int64_t, mask_is_bool)                                                                                     \
     FIELD(int64_t, is_key_mask) /* all queries share the mask */                                                     \
     FIELD(Strides<4>, mask_strides)                                                                                  \
+    FIELD(const int64_t*, segment_starts)                                                                            \
+    FIELD(const int64_t*, segment_ends)                                                                              \
     FIELD(uint64_t, dropout_seed)                                                                                    \
     FIELD(int64_t, dropout_threshold)                                                                                \
     FIELD(void*, out)                                                                                                \
     FIELD(void*, row_max)                                                                                            \
     FIELD(void*, row_sum)                                                                                            \
+    FIELD(void*, lse)                                                                                                \
     FIELD(const void*, grad)                                                                                         \
+    FIELD(const void*, d_lse)                                                                                        \
     FIELD(void*, d_query)                                                                                            \
     FIELD(void*, d_keys)                                                                                             \
     FIELD(void*, d_shifts)                                                                                           \
@@ -133,6 +139,16 @@ using Strides = int64_t[DIMENSIONS];  // in elements
     FIELD(void*, out) /* (B, Hq, 1, E), contiguous */                                                                \
     FIELD(void*, lse) /* (B, Hq, 1), contiguous, or null */
 
+// Dropout of `size` numbers.
+#define MGK_DROPOUT_PARAMS(FIELD)                                                                                    \
+    FIELD(int64_t, size)                                                                                             \
+    FIELD(int64_t, num_threads)                                                                                      \
+    FIELD(uint64_t, seed)                                                                                            \
+    FIELD(int64_t, threshold) /* p times 2^32 */                                                                     \
+    FIELD(const float*, x)                                                                                           \
+    FIELD(const float*, residual) /* or null */                                                                      \
+    FIELD(float*, out)
+
 #define MGK_DECLARE_FIELD(type, name) type name;
 
 struct AttentionParams {
@@ -145,6 +161,10 @@ struct MixtureParams {
 
 struct DecodeParams {
     MGK_DECODE_PARAMS(MGK_DECLARE_FIELD)
+};
+
+struct DropoutParams {
+    MGK_DROPOUT_PARAMS(MGK_DECLARE_FIELD)
 };
 
 #undef MGK_DECLARE_FIELD

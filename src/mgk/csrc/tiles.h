@@ -96,9 +96,9 @@ struct Tiles {
         const int64_t position = i + S - L;
         KeyRange range{p.left < 0 ? 0 : max_of<int64_t>(0, position - p.left),
                        p.right < 0 ? S : min_of(S, position + p.right + 1)};
-        if (p.segments) {
-            const int64_t* segment = p.segments + query_head / (p.num_heads * p.group) * S + position;
-            range = {max_of(range.first, segment[0]), min_of(range.last, segment[p.batch_size * S])};
+        if (p.segment_starts) {
+            const int64_t at = query_head / (p.num_heads * p.group) * S + position;
+            range = {max_of(range.first, p.segment_starts[at]), min_of(range.last, p.segment_ends[at])};
         }
         return range;
     }

@@ -50,7 +50,14 @@ def mixture_flops(query: Shape, keys: Shape, shifts: Shape | None, *others: Any,
 
 
 def mixture_backward_flops(
-    grad: Shape, query: Shape, keys: Shape, shifts: Shape | None, value: Shape, *others: Any, **options: Any
+    grad: Shape,
+    d_lse: Shape | None,
+    query: Shape,
+    keys: Shape,
+    shifts: Shape | None,
+    value: Shape,
+    *others: Any,
+    **options: Any,
 ) -> int:
     """2 B H L S (3 M D + 2 E); with shifts M = 1, and theirs."""
     along = 0 if shifts is None else 4 * (_rows(query) + _rows(keys)) * shifts[1] * shifts[2]

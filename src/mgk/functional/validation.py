@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
-from torch import Tensor
+from torch import _C, Tensor
 from torch._C import _functorch
 from torch.autograd import forward_ad
 from torch.nn import Parameter
@@ -277,6 +277,13 @@ def is_plain(x: Tensor) -> bool:
     return type(x) in (Tensor, Parameter) and not _functorch.is_functorch_wrapped_tensor(x)
 
 
+def is_unobserved() -> bool:
+    """Whether there is no torch.compile, no torch.func and no dispatch mode, such as a counter of operations."""
+    if torch.compiler.is_compiling():
+        return False
+    return not (_C._len_torch_dispatch_stack() or _C._are_functorch_transforms_active())
+
+
 def known(condition: bool) -> bool:
     """A condition on sizes; False, and no guard, where they are dynamic."""
     if not torch.compiler.is_compiling():
@@ -301,6 +308,8 @@ def needs_grad(x: object) -> bool:
         return False
     if torch.compiler.is_compiling():
         return x.requires_grad and torch.is_grad_enabled()
+    if not torch.is_grad_enabled() and forward_ad._current_level < 0:
+        return False
     return has_tangent(x) or (torch.is_grad_enabled() and _requires_grad(x))
 
 

@@ -12,7 +12,9 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils import can_return_tuple
 
 from mgk.functional.mixture.inputs import compute_dtype
+from mgk.functional.validation import is_autocast_on, is_unobserved
 from mgk.models.configuration import MgkConfig
+from mgk.models.linear_cross_entropy import sum_of_adaptive_losses
 from mgk.models.modeling import (
     IGNORE,
     MgkModel,
@@ -144,8 +146,9 @@ class MgkForCausalLM(MgkPreTrainedModel, GenerationMixin):
                 flat = targets.flatten().to(logits.device)
                 loss = class_loss(logits.flatten(0, 1), flat, num_items, "vocab_size")
             else:
-                losses = self._losses(hidden, targets)
-                loss = losses.mean() if num_items is None else losses.sum() / num_items
+                has_target = targets != IGNORE
+                total = self._loss_sum(hidden[has_target], targets[has_target])
+                loss = total / (has_target.sum() if num_items is None else num_items)
         return CausalLMOutputWithPast(
             loss=loss,
             logits=logits,
@@ -166,7 +169,8 @@ class MgkForCausalLM(MgkPreTrainedModel, GenerationMixin):
         check_shape("targets", targets, hidden)
         targets = targets.to(device)
         losses = hidden.new_zeros(targets.shape, dtype=compute_dtype(hidden))
-        losses[targets != IGNORE] = self._losses(hidden, targets)
+        has_target = targets != IGNORE
+        losses[has_target] = self._losses(hidden[has_target], targets[has_target])
         return losses
 
     def _logits(self, hidden: Tensor, logits_to_keep: int | Tensor) -> Tensor:
@@ -178,10 +182,18 @@ class MgkForCausalLM(MgkPreTrainedModel, GenerationMixin):
         log_prob = self.adaptive_softmax.log_prob(hidden.flatten(0, 1))
         return log_prob.unflatten(0, hidden.shape[:2])
 
+    def _loss_sum(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        """-sum log p(target), of hidden (N, hidden_size) and N targets."""
+        softmax = self.adaptive_softmax
+        is_chunked = softmax is not None and hidden.dtype == torch.float32 and hidden.requires_grad
+        if not (is_chunked and targets.numel() and is_unobserved()) or is_autocast_on(hidden):
+            return self._losses(hidden, targets).sum()
+        assert softmax is not None
+        check_targets(targets, self.config.vocab_size, "vocab_size")
+        return sum_of_adaptive_losses(hidden, softmax, targets)
+
     def _losses(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """-log p(target) (N,) of the N targets."""
-        has_target = targets != IGNORE
-        hidden, targets = hidden[has_target], targets[has_target]
         check_targets(targets, self.config.vocab_size, "vocab_size")
         dtype = compute_dtype(hidden)
         if targets.numel() == 0:

@@ -22,6 +22,7 @@ from transformers.utils import can_return_tuple, logging
 
 from mgk import nn as mgk_nn
 from mgk._util.suggestions import did_you_mean
+from mgk.functional.dropout import add_dropout
 from mgk.functional.linear.feature_maps import favor_projection
 from mgk.functional.masks import without_dead
 from mgk.functional.mixture.inputs import compute_dtype
@@ -116,7 +117,7 @@ class MgkEmbeddings(nn.Module):
         if self.cls is not None:
             first = self.cls.to(vectors.dtype).expand(vectors.shape[0], 1, -1)
             vectors = torch.cat([first, vectors], 1)
-        return self.dropout(vectors)
+        return add_dropout(vectors, None, self.dropout.p if self.training else 0.0)
 
 
 class MgkPatches(nn.Module):
@@ -207,11 +208,9 @@ class MgkLayer(GradientCheckpointingLayer):
         normed = self.attention_norm(hidden)
         attended = self.attention(normed, need_weights=need_weights, **options)
         out, weights = attended if need_weights else (attended, None)
-        hidden = hidden + self._drop(out)
-        return hidden + self._drop(self.mlp(self.mlp_norm(hidden))), weights
-
-    def _drop(self, x: Tensor) -> Tensor:
-        return self.dropout(x) if self.training else x  # for fast decoding
+        p = self.dropout.p if self.training else 0.0
+        hidden = add_dropout(out, hidden, p)
+        return add_dropout(self.mlp(self.mlp_norm(hidden)), hidden, p), weights
 
 
 def check_attn_implementation(config: MgkConfig) -> None:

@@ -1,12 +1,13 @@
 """Multi-head attention with a mixture of keys: all six variants."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear as linear_map
 from torch.nn.functional import pad
 
 from mgk import variants
@@ -253,16 +254,34 @@ class MixtureAttention(nn.Module):
         Shifted keys are (B, H, 1, S, D), before their shifts. ``values`` (B, S, C) are
         projected in place of ``context``.
         """
-        source = x if context is None else context
         heads, width = self.num_key_value_heads, self.head_dim
-        query = self.q_proj(x).unflatten(2, (self.num_heads, width)).transpose(1, 2)
-        value = self.v_proj(source if values is None else values)
+        if context is None and values is None and self._has_plain_projections():
+            query, keys, value = self._project_at_once(x)
+        else:
+            source = x if context is None else context
+            query, keys = self.q_proj(x), self.k_proj(source)
+            value = self.v_proj(source if values is None else values)
+        query = query.unflatten(2, (self.num_heads, width)).transpose(1, 2)
         value = value.unflatten(2, (heads, width)).transpose(1, 2)
-        keys = self.k_proj(source).unflatten(2, (heads, self.keys_per_token, width))
-        keys = keys.permute(0, 2, 3, 1, 4)
+        keys = keys.unflatten(2, (heads, self.keys_per_token, width)).permute(0, 2, 3, 1, 4)
         if rotary is not None:
             query, keys = rotate(query, rotary), rotate(keys, rotary)
         return query, keys, value
+
+    def _has_plain_projections(self) -> bool:
+        """Whether training may project all at once: not what replaces a projection or watches it."""
+        projections = (self.q_proj, self.k_proj, self.v_proj)
+        return self.training and all(
+            type(x) is nn.Linear and not x._forward_hooks and not x._forward_pre_hooks for x in projections
+        )
+
+    def _project_at_once(self, x: Tensor) -> Sequence[Tensor]:
+        """[W_Q, W_K, W_V] x in one product, which reads x once, as its gradient does."""
+        projections = (self.q_proj, self.k_proj, self.v_proj)
+        weight = torch.cat([layer.weight for layer in projections])
+        has_bias = all(layer.bias is not None for layer in projections)
+        bias = torch.cat([layer.bias for layer in projections]) if has_bias else None
+        return linear_map(x, weight, bias).split([layer.out_features for layer in projections], -1)
 
     @eager_in_old_graphs
     def attend(

@@ -130,7 +130,7 @@ class TrainingLoop:
             while progress.step < training.max_steps and not self._must_stop:
                 grad_norm = self._step(batches)
                 on_step(progress.step, training.max_steps)
-                if progress.step % training.log_every == 0:
+                if grad_norm is not None and progress.step % training.log_every == 0:
                     on_log(self._metrics(float(grad_norm)))
                 if self._is_due(self.recipe.evaluation.every):
                     on_log(self._evaluate())
@@ -175,8 +175,8 @@ class TrainingLoop:
         )
         return iter(loader)
 
-    def _step(self, loader: Iterator[Batch]) -> Tensor:
-        """One optimizer step; the norm of the gradient."""
+    def _step(self, loader: Iterator[Batch]) -> Tensor | None:
+        """One optimizer step; the norm of the gradient where it is logged."""
         begin = time.perf_counter()
         training, progress = self.recipe.training, self.progress
         batches = list(islice(loader, training.accumulation))
@@ -194,7 +194,9 @@ class TrainingLoop:
                 f"the loss of step {progress.step + 1} is {loss}: the first value that is not finite is in"
                 f" {next(filter(None, places), 'the loss itself')}; {checkpoints.last_good(self.run)}"
             )
-        grad_norm = clip_grad_norm_(self.model.parameters(), training.max_grad_norm or math.inf)
+        grad_norm = None  # neither clipped nor logged
+        if training.max_grad_norm or (progress.step + 1) % training.log_every == 0:
+            grad_norm = clip_grad_norm_(self.model.parameters(), training.max_grad_norm or math.inf)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(training, progress.step)
         self.optimizer.step()
@@ -306,7 +308,9 @@ def make_optimizer(model: nn.Module, training: TrainingSection) -> torch.optim.O
     )
     groups: list[dict[str, Any]] = [{"params": decayed}, {"params": rest, "weight_decay": 0.0}]
     rate, decay = training.learning_rate, training.weight_decay
-    return torch.optim.AdamW(groups, lr=rate, eps=training.adam_epsilon, weight_decay=decay)
+    is_fused = next(model.parameters()).device.type in ("cpu", "cuda")  # one call for all tensors
+    eps = training.adam_epsilon
+    return torch.optim.AdamW(groups, lr=rate, eps=eps, weight_decay=decay, fused=is_fused)
 
 
 def learning_rate(training: TrainingSection, step: int) -> float:

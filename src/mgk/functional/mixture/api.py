@@ -297,7 +297,8 @@ def weights(inputs: AttentionInputs) -> Tensor:
 
 def _per_head_and_component(value: Any) -> Any:
     """(H, M) as (1, H, M, 1); anything else as it is."""
-    return value[None, :, :, None] if isinstance(value, Tensor) and value.ndim == 2 else value
+    is_table = isinstance(value, Tensor) and value.ndim == 2
+    return value.unsqueeze(-1).unsqueeze(0) if is_table else value
 
 
 def _with_zero_gradient(out: Tensor, *unused: object) -> Tensor:

@@ -4,8 +4,9 @@ The kernels take the same features as ``blockwise``. Shifted keys cost one produ
 pair and a rank-M factor (identity 2); where it would underflow, exponents are added.
 """
 
+import functools
 import math
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -23,7 +24,15 @@ from mgk.functional.mixture.features import (
     ScoreFeatures,
 )
 from mgk.functional.mixture.inputs import AttentionInputs, compute_dtype
-from mgk.functional.validation import has_tangent, is_exporting, is_plain, known, needs_grad, without_autocast
+from mgk.functional.validation import (
+    has_tangent,
+    is_exporting,
+    is_plain,
+    is_unobserved,
+    known,
+    needs_grad,
+    without_autocast,
+)
 
 # Below, making features in Python, where a variance is a tensor, takes longer than the scores.
 MIN_SCORES = 2**16
@@ -31,8 +40,10 @@ MIN_SCORES = 2**16
 
 _MIXTURE = (
     "Tensor query, Tensor keys, Tensor? shifts, Tensor value, Tensor? log_prior, Tensor? mask, Tensor? seed,"
-    " float variance, bool is_dot, bool is_hard, bool is_causal, float dropout_p, bool normalises_prior"
+    " Tensor? segments, float variance, bool is_dot, bool is_hard, int? left, int? right, float dropout_p,"
+    " bool normalises_prior, bool with_lse"
 )
+_RESULTS = ("out", "row_max", "row_sum", "lse")
 
 
 class Cpu(OperatorBackend):
@@ -44,14 +55,12 @@ class Cpu(OperatorBackend):
     def __init__(self) -> None:
         """Define ``mgk::cpu_mixture`` and its backward too, for calls with one variance."""
         super().__init__()
-        forward, backward, results = (
-            "cpu_mixture",
-            "cpu_mixture_backward",
-            "Tensor out, Tensor row_max, Tensor row_sum",
-        )
-        define_operator(f"{forward}({_MIXTURE}) -> (Tensor, Tensor, Tensor)", _mixture_forward, _empty_results)
+        forward, backward = "cpu_mixture", "cpu_mixture_backward"
+        results = "Tensor out, Tensor row_max, Tensor row_sum"
+        four, five = (", ".join(["Tensor"] * number) for number in (4, 5))
+        define_operator(f"{forward}({_MIXTURE}) -> ({four})", _mixture_forward, _empty_results)
         define_operator(
-            f"{backward}(Tensor grad, {_MIXTURE}, {results}) -> ({', '.join(['Tensor'] * 5)})",
+            f"{backward}(Tensor grad, Tensor? d_lse, {_MIXTURE}, {results}) -> ({five})",
             _mixture_backward,
             _empty_gradients,
         )
@@ -101,7 +110,7 @@ class Cpu(OperatorBackend):
         if inputs.is_hard and inputs.attn_mask is not None and inputs.attn_mask.is_floating_point():
             # the winner of scores that a large mask has made equal is the first
             inputs = inputs.with_expanded_keys()
-        return (_attend(inputs), None) if _is_direct(inputs) else super().attention(inputs)
+        return _attend(inputs) if _is_direct(inputs) else super().attention(inputs)
 
     def forward(self, inputs: OperatorInputs) -> ForwardResult:
         """h_i = sum_j A_ij v_j (Eq. 10)."""
@@ -173,6 +182,12 @@ def _is_decoding(inputs: AttentionInputs) -> bool:
     return known(inputs.num_queries == 1) and not any(map(needs_grad, inputs))
 
 
+@functools.lru_cache(64)
+def _constant(number: float, dtype: torch.dtype) -> Tensor:
+    """A number in memory, for reading alone: every token of a text has the same."""
+    return torch.tensor(number, dtype=dtype, device="cpu")
+
+
 def _decode(inputs: AttentionInputs) -> tuple[Tensor, Tensor | None]:
     """One query: keys and values are read once for its group, in place in the cache."""
     inputs, uniform = inputs.at_full_precision(), inputs.log_uniform_prior
@@ -181,28 +196,34 @@ def _decode(inputs: AttentionInputs) -> tuple[Tensor, Tensor | None]:
     mask = inputs.attn_mask
     if not inputs.key_range.is_whole:
         mask = masks.join(mask, inputs.key_range.mask(1, inputs.num_keys, inputs.query.device))
-    variance = torch.as_tensor(inputs.variance, dtype=inputs.query.dtype)
+    variance, is_eager = inputs.variance, is_unobserved()
+    if not isinstance(variance, Tensor):
+        make = _constant if is_eager else torch.as_tensor
+        variance = make(variance, dtype=inputs.query.dtype)
     tensors = (inputs.query, inputs.keys, inputs.shifts, inputs.value, inputs.log_prior, variance, mask)
-    out, lse = torch.ops.mgk.cpu_decode(*tensors, inputs.kernel == "dot", inputs.is_hard)
+    decode = cpu_kernels.decode if is_eager else torch.ops.mgk.cpu_decode
+    out, lse = decode(*tensors, inputs.kernel == "dot", inputs.is_hard)
     return out, lse + uniform if inputs.return_lse else None
 
 
 def _is_direct(inputs: AttentionInputs) -> bool:
-    """Whether the kernels make the features: one variance, no range but causality, no lse."""
-    if isinstance(inputs.variance, Tensor) or inputs.key_range.is_local or inputs.return_lse:
+    """Whether the kernels make the features: one variance, no torch.func."""
+    if isinstance(inputs.variance, Tensor):
         return False
     tensors = [x for x in inputs if isinstance(x, Tensor)]
     return torch.compiler.is_compiling() or all(is_plain(x) and not has_tangent(x) for x in tensors)
 
 
-def _attend(inputs: AttentionInputs) -> Tensor:
+def _attend(inputs: AttentionInputs) -> tuple[Tensor, Tensor | None]:
     """A call with one variance: the kernels make the features and the inputs' gradients."""
+    uniform = inputs.log_uniform_prior
     if inputs.kernel == "dot":
         inputs = inputs.with_expanded_keys()
     if inputs.query.dtype not in cpu_kernels.READABLE_DTYPES:
         inputs = inputs.at_full_precision()
     dtype = compute_dtype(inputs.query)
     prior, mask = inputs.log_prior, inputs.attn_mask
+    left, right, segments = inputs.key_range
     seed = torch.randint(2**62, (1,), device="cpu") if inputs.dropout_p > 0 else None
     tensors = (
         inputs.query,
@@ -212,39 +233,49 @@ def _attend(inputs: AttentionInputs) -> Tensor:
         prior if prior is None else masks.to_dtype(prior, dtype),
         mask if mask is None or mask.dtype == torch.bool else masks.to_dtype(mask, dtype),
     )
-    normalises = prior is not None and prior.shape[3] == 1 and needs_grad(prior)
-    options = (inputs.kernel == "dot", inputs.is_hard, inputs.is_causal, inputs.dropout_p, normalises)
-    out: Tensor = torch.ops.mgk.cpu_mixture(*tensors, seed, inputs.variance, *options)[0]
-    return out
+    with_lse = inputs.return_lse
+    normalises = prior is not None and prior.shape[3] == 1 and not with_lse and needs_grad(prior)
+    options = (inputs.kernel == "dot", inputs.is_hard, left, right, inputs.dropout_p, normalises, with_lse)
+    out, _, _, lse = _run(*tensors, seed, segments, inputs.variance, *options)
+    return out, lse + uniform if with_lse else None
 
 
-_RESULTS = ("out", "row_max", "row_sum")
+def _run(*arguments: Any) -> tuple[Tensor, ...]:
+    """The operator, or where nothing needs to see it, what it does: its calls cost more than short attention."""
+    if not is_unobserved():
+        return cast("tuple[Tensor, ...]", torch.ops.mgk.cpu_mixture(*arguments))
+    if torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in arguments):
+        return cast("tuple[Tensor, ...]", _Mixture.apply(*arguments))
+    return _mixture_forward(*arguments)
 
 
 def _mixture_forward(*arguments: Any) -> tuple[Tensor, ...]:
     results = _empty_results(*arguments)
-    named = dict(zip(_RESULTS, results, strict=True))
-    cpu_kernels.run_mixture("forward", cpu_kernels.Mixture(*arguments), **named)
+    named = {name: x for name, x in zip(_RESULTS, results, strict=True) if x.numel()}
+    cpu_kernels.run_mixture("forward", cpu_kernels.Mixture(*arguments), named)
     return results
 
 
 def _empty_results(*arguments: Any) -> tuple[Tensor, ...]:
     query, value, dtype = arguments[0], arguments[3], compute_dtype(arguments[0])
     shape = query.shape[:3]
-    sizes = ((*shape, value.shape[-1]), shape, shape)
+    sizes = ((*shape, value.shape[-1]), shape, shape, shape if arguments[-1] else (0,))
     return tuple(query.new_empty(size, dtype=dtype) for size in sizes)
 
 
-def _mixture_backward(grad: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
-    gradients = _empty_gradients(grad, *arguments)
+def _mixture_backward(grad: Tensor, d_lse: Tensor | None, *arguments: Any) -> tuple[Tensor, ...]:
+    gradients = _empty_gradients(grad, d_lse, *arguments)
     names = ("d_query", "d_keys", "d_shifts", "d_value", "d_log_prior")
     named = {name: d for name, d in zip(names, gradients, strict=True) if d.numel()}
-    named |= dict(zip(_RESULTS, arguments[-3:], strict=True))
-    cpu_kernels.run_mixture("backward", cpu_kernels.Mixture(*arguments[:-3]), grad=grad.contiguous(), **named)
+    named |= zip(_RESULTS, arguments[-3:])  # noqa: B905  all but lse
+    named["grad"] = grad.contiguous()
+    if d_lse is not None:
+        named["d_lse"] = d_lse.contiguous()
+    cpu_kernels.run_mixture("backward", cpu_kernels.Mixture(*arguments[:-3]), named)
     return gradients
 
 
-def _empty_gradients(grad: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
+def _empty_gradients(grad: Tensor, d_lse: Tensor | None, *arguments: Any) -> tuple[Tensor, ...]:
     query, keys, shifts, value, prior = arguments[:5]
     components = keys.shape[2] if shifts is None else shifts.shape[1]
     sizes = [None if x is None else x.shape for x in (query, keys, shifts, value)]
@@ -256,19 +287,35 @@ def _empty_gradients(grad: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
     )
 
 
-def _mixture_autograd(ctx: Any, grad: Tensor, *unused: Any) -> tuple[Tensor | None, ...]:
-    tensors = ctx.saved_tensors
+def _mixture_autograd(
+    ctx: Any, grad: Tensor | None, _max: Any, _sum: Any, d_lse: Tensor | None
+) -> tuple[Tensor | None, ...]:
+    saved = ctx.saved_tensors  # which gradient checkpointing allows to be read once
+    tensors, results = saved[:8], saved[8:]
+    grad = torch.zeros_like(results[0]) if grad is None else grad
+    d_lse = d_lse if ctx.options[-1] else None
     with without_autocast(grad):
-        gradients = torch.ops.mgk.cpu_mixture_backward(grad, *tensors[:7], *ctx.options, *tensors[7:])
+        is_first = not torch.is_grad_enabled() and is_unobserved()
+        backward = _mixture_backward if is_first else torch.ops.mgk.cpu_mixture_backward
+        gradients = backward(grad, d_lse, *tensors, *ctx.options, *results)
     *others, d_prior = (d if x is not None else None for d, x in zip(gradients, tensors[:5], strict=True))
     if d_prior is not None:
         d_prior = d_prior.sum_to_size(tensors[4].shape)
-    return *others, d_prior, *[None] * 8
+    return *others, d_prior, *[None] * (3 + len(ctx.options))
 
 
 def _setup_mixture(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    ctx.save_for_backward(*inputs[:7], *output)
-    ctx.options = inputs[7:]
+    ctx.save_for_backward(*inputs[:8], *output[:3])
+    ctx.options = inputs[8:]
+    ctx.set_materialize_grads(False)
+
+
+class _Mixture(torch.autograd.Function):
+    """The operator with its derivative, outside torch's dispatcher."""
+
+    forward = staticmethod(_mixture_forward)
+    setup_context = staticmethod(_setup_mixture)
+    backward = staticmethod(_mixture_autograd)
 
 
 define_operator(

@@ -4,7 +4,9 @@ import ctypes
 import functools
 import itertools
 import os
+import struct
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -51,7 +53,7 @@ class AttentionParams(ctypes.Structure):
         *_fields("query keys query_bias key_bias value mask", ctypes.c_void_p),
         ("mask_is_bool", ctypes.c_int64),
         ("mask_strides", ctypes.c_int64 * 4),
-        ("segments", ctypes.c_void_p),
+        *_fields("segment_starts segment_ends", ctypes.c_void_p),
         ("dropout_seed", ctypes.c_uint64),
         ("dropout_threshold", ctypes.c_int64),
         *_fields("out row_max row_sum lse grad d_lse", ctypes.c_void_p),
@@ -60,12 +62,15 @@ class AttentionParams(ctypes.Structure):
     )
 
 
+_RESULTS = "out row_max row_sum lse grad d_lse d_query d_keys d_shifts d_value d_log_prior"
+
+
 class MixtureParams(ctypes.Structure):
     """The struct of the same name in csrc/params.h."""
 
     _fields_ = (
         *_fields("batch_size num_heads group num_components num_queries num_keys key_width", ctypes.c_int64),
-        *_fields("value_width is_dot is_hard is_causal dtype num_threads", ctypes.c_int64),
+        *_fields("value_width is_dot is_hard left right dtype num_threads", ctypes.c_int64),
         *_fields("variance near_zero", ctypes.c_double),
         ("query", ctypes.c_void_p),
         ("query_strides", ctypes.c_int64 * 3),
@@ -79,9 +84,10 @@ class MixtureParams(ctypes.Structure):
         ("mask", ctypes.c_void_p),
         *_fields("mask_is_bool is_key_mask", ctypes.c_int64),
         ("mask_strides", ctypes.c_int64 * 4),
+        *_fields("segment_starts segment_ends", ctypes.c_void_p),
         ("dropout_seed", ctypes.c_uint64),
         ("dropout_threshold", ctypes.c_int64),
-        *_fields("out row_max row_sum grad d_query d_keys d_shifts d_value d_log_prior", ctypes.c_void_p),
+        *_fields(_RESULTS, ctypes.c_void_p),
     )
 
 
@@ -103,6 +109,15 @@ class DecodeParams(ctypes.Structure):
         ("mask_is_bool", ctypes.c_int64),
         ("mask_strides", ctypes.c_int64 * 3),
         *_fields("out lse", ctypes.c_void_p),
+    )
+
+
+class DropoutParams(ctypes.Structure):
+    """The struct of the same name in csrc/params.h."""
+
+    _fields_ = (
+        *_fields("size num_threads seed threshold", ctypes.c_int64),
+        *_fields("x residual out", ctypes.c_void_p),
     )
 
 
@@ -139,7 +154,7 @@ def _load(folder: Path) -> ctypes.CDLL | str:
     except AttributeError as error:
         return f"{other_version} ({error}); {advice}"
     wanted, built = (
-        _struct_layout(AttentionParams, MixtureParams, DecodeParams),
+        _struct_layout(AttentionParams, MixtureParams, DecodeParams, DropoutParams),
         library.mgk_struct_layout().decode().splitlines(),
     )
     for ours, theirs in itertools.zip_longest(wanted, built, fillvalue="nothing"):
@@ -183,6 +198,7 @@ def run(name: str, features: ScoreFeatures, options: Options, **fields: Any) -> 
     batch, heads, components, num_keys = key_bias.shape
     num_queries, num_features = query.shape[2:]
     fields |= {"query": query, "keys": keys, "query_bias": query_bias, "key_bias": key_bias}
+    fields |= _segment_fields(fields.pop("segments"))
     params = AttentionParams(
         batch_size=batch,
         num_heads=heads,
@@ -199,7 +215,7 @@ def run(name: str, features: ScoreFeatures, options: Options, **fields: Any) -> 
         num_threads=_num_threads(features.group * key_bias.numel() * num_queries * num_features),
         **_pointers(fields),
     )
-    _call(name, params)
+    _call(name, bytes(params))
 
 
 class Mixture(NamedTuple):
@@ -212,58 +228,44 @@ class Mixture(NamedTuple):
     log_prior: Tensor | None  # broadcastable to (B, H, M, S), at full precision
     mask: Tensor | None  # broadcastable to (B, Hq, L, S), bool or at full precision
     seed: Tensor | None  # of dropout (1,)
+    segments: Tensor | None  # of a ``KeyRange`` (2, B, S)
     variance: float
     is_dot: bool
     is_hard: bool
-    is_causal: bool
+    left: int | None
+    right: int | None
     dropout_p: float
     normalises_prior: bool
+    with_lse: bool
 
 
-def run_mixture(name: str, x: Mixture, **tensors: Tensor | None) -> None:
+def run_mixture(name: str, x: Mixture, tensors: dict[str, Tensor]) -> None:
     """Call ``mgk_mixture_{name}`` with the results and gradients in ``tensors``, contiguous."""
     query, keys, value = (t if t.stride(-1) == 1 else t.contiguous() for t in (x.query, x.keys, x.value))
+    shifts = None if x.shifts is None else x.shifts.contiguous()
     batch, query_heads, num_queries, width = query.shape
     heads, num_keys = keys.shape[1], keys.shape[3]
-    components = keys.shape[2] if x.shifts is None else x.shifts.shape[1]
-    params = MixtureParams(
-        batch_size=batch,
-        num_heads=heads,
-        group=query_heads // heads,
-        num_components=components,
-        num_queries=num_queries,
-        num_keys=num_keys,
-        key_width=width,
-        value_width=value.shape[-1],
-        is_dot=x.is_dot,
-        is_hard=x.is_hard,
-        is_causal=x.is_causal,
-        dtype=_DTYPES.index(query.dtype),
-        num_threads=_num_threads(batch * query_heads * components * num_keys * num_queries * width),
-        variance=x.variance,
-        near_zero=2 * SMALL_SCORE * x.variance,
-        query_strides=query.stride()[:3],
-        key_strides=keys.stride()[:4],
-        value_strides=value.stride()[:3],
-        normalises_prior=x.normalises_prior,
-        is_key_mask=x.mask is not None
-        and x.mask.shape[2] == 1
-        and (heads == query_heads or x.mask.shape[1] == 1),
+    components = keys.shape[2] if shifts is None else shifts.shape[1]
+    mask = x.mask
+    is_key_mask = mask is not None and mask.shape[2] == 1 and (heads == query_heads or mask.shape[1] == 1)
+    starts, ends = (None, None) if x.segments is None else x.segments.unbind()
+    results = map(tensors.get, _RESULTS.split())
+    values = (  # in the order of the struct
+        *(batch, heads, query_heads // heads, components, num_queries, num_keys, width, value.shape[-1]),
+        *(x.is_dot, x.is_hard, -1 if x.left is None else x.left, -1 if x.right is None else x.right),
+        _DTYPES.index(query.dtype),
+        _num_threads(batch * query_heads * components * num_keys * num_queries * width),
+        *(x.variance, 2 * SMALL_SCORE * x.variance),
+        *(query.data_ptr(), *query.stride()[:3]),
+        *(keys.data_ptr(), *keys.stride()[:4]),
+        *(_address(shifts), value.data_ptr(), *value.stride()[:3]),
+        *(_address(x.log_prior), *_strides(x.log_prior), x.normalises_prior),
+        *(_address(mask), mask is not None and mask.dtype == torch.bool, is_key_mask, *_strides(mask)),
+        *map(_address, (starts, ends)),
+        *dropout_fields(x.seed, x.dropout_p).values(),
+        *map(_address, results),
     )
-    tensors |= {"query": query, "keys": keys, "value": value}
-    if x.shifts is not None:
-        tensors["shifts"] = x.shifts.contiguous()
-    if x.log_prior is not None:
-        tensors["log_prior"] = expanded = x.log_prior.expand(batch, heads, components, num_keys)
-        params.log_prior_strides[:] = expanded.stride()
-    for field, value_ in mask_fields(x.mask, (batch, query_heads, num_queries, num_keys)).items():
-        setattr(params, field, value_.data_ptr() if isinstance(value_, Tensor) else value_)
-    for field, number in dropout_fields(x.seed, x.dropout_p).items():
-        setattr(params, field, number)
-    for field, tensor in tensors.items():
-        if tensor is not None:
-            setattr(params, field, tensor.data_ptr())
-    _call(f"mixture_{name}", params)
+    _call(f"mixture_{name}", _pack(MixtureParams, values))
 
 
 def counts(
@@ -300,43 +302,35 @@ def decode(
 ) -> tuple[Tensor, Tensor]:
     """The output (B, Hq, 1, E) and the log-sum-exp (B, Hq, 1) of one query."""
     batch, heads, _, num_keys, width = keys.shape
-    components = keys.shape[2] if shifts is None else shifts.shape[1]
-    scores = (batch, heads, components, num_keys)
     keys, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (keys, value))
-    out, lse = value.new_empty(*query.shape[:3], value.shape[-1]), value.new_empty(query.shape[:3])
-    tensors = {
-        "query": query.contiguous(),
-        "shifts": None if shifts is None else shifts.contiguous(),
-        "keys": keys,
-        "value": value,
-        "log_prior": None if log_prior is None else log_prior.expand(scores),
-        "variance": variance.expand(scores),
-        "mask": None if mask is None else mask.expand(*query.shape[:3], num_keys)[:, :, 0],
-        "out": out,
-        "lse": lse,
-    }
-    strides = {"key_strides": keys.stride()[:4], "value_strides": value.stride()[:3]}
-    for name in ("log_prior", "variance", "mask"):
-        if (tensor := tensors[name]) is not None:
-            strides[f"{name}_strides"] = tensor.stride()
-    params = DecodeParams(
-        batch_size=batch,
-        num_heads=heads,
-        group=query.shape[1] // heads,
-        num_components=components,
-        num_keys=num_keys,
-        key_width=width,
-        value_width=value.shape[-1],
-        is_dot=is_dot,
-        is_hard=is_hard,
-        is_double=query.dtype == torch.float64,
-        num_threads=_num_threads(keys.numel()),
-        mask_is_bool=mask is not None and mask.dtype == torch.bool,
-        **strides,
-        **_pointers(tensors),
+    query, shifts = query.contiguous(), None if shifts is None else shifts.contiguous()
+    query_heads, value_width = query.shape[1], value.shape[-1]
+    out = value.new_empty((batch, query_heads, 1, value_width))
+    lse = value.new_empty((batch, query_heads, 1))
+    mask = None if mask is None else mask.select(2, 0)
+    values = (  # in the order of the struct
+        *(batch, heads, query_heads // heads, keys.shape[2] if shifts is None else shifts.shape[1]),
+        *(num_keys, width, value_width, is_dot, is_hard, query.dtype == torch.float64),
+        _num_threads(keys.numel()),
+        *(query.data_ptr(), _address(shifts), keys.data_ptr(), *keys.stride()[:4]),
+        *(value.data_ptr(), *value.stride()[:3]),
+        *(_address(log_prior), *_strides(log_prior)),
+        *(variance.data_ptr(), *_strides(variance)),
+        *(_address(mask), mask is not None and mask.dtype == torch.bool, *_strides(mask, 3)),
+        *(out.data_ptr(), lse.data_ptr()),
     )
-    _call("decode", params)
+    _call("decode", _pack(DecodeParams, values))
     return out, lse
+
+
+def dropout(x: Tensor, residual: Tensor | None, seed: int, p: float) -> Tensor:
+    """Residual + x m / (1 - p), contiguous float32 tensors, with a mask m that depends on the seed alone."""
+    out = torch.empty_like(x)
+    size = x.numel()
+    sizes = (size, _num_threads(16 * size), seed, round(p * 2**32))
+    if size:
+        _call("dropout", _pack(DropoutParams, (*sizes, *map(_address, (x, residual, out)))))
+    return out
 
 
 def run_part(part: str, rounds: int, width: int) -> float:
@@ -351,13 +345,37 @@ def _pointers(fields: dict[str, Any]) -> dict[str, Any]:
     return {name: x.data_ptr() if isinstance(x, Tensor) else x for name, x in fields.items() if x is not None}
 
 
+def _address(x: Tensor | None) -> int:
+    return 0 if x is None else x.data_ptr()
+
+
+def _strides(x: Tensor | None, dims: int = 4) -> Sequence[int]:
+    """The strides with which x is expanded, without the time that ``expand`` takes."""
+    if x is None or x.ndim == 0:
+        return (0,) * dims
+    return [0 if size == 1 else stride for size, stride in zip(x.shape, x.stride(), strict=True)]
+
+
 def _num_threads(work: int) -> int:
     return max(1, min(torch.get_num_threads(), work // WORK_PER_THREAD))
 
 
-def _call(name: str, params: ctypes.Structure) -> None:
-    assert not isinstance(_library, str)
-    status = getattr(_library, f"mgk_{name}")(ctypes.byref(params), instruction_set().encode())
+@functools.cache
+def _packer(structure: type[ctypes.Structure]) -> struct.Struct:
+    kinds = []
+    for name, kind, *_ in structure._fields_:
+        kinds.append(("d" if kind is ctypes.c_double else "q") * (getattr(structure, name).size // 8))
+    return struct.Struct("".join(kinds))
+
+
+def _pack(structure: type[ctypes.Structure], values: Sequence[Any]) -> bytes:
+    """The struct of these values: ctypes takes ten times as long to fill one."""
+    return _packer(structure).pack(*values)
+
+
+def _call(name: str, params: bytes) -> None:
+    function = getattr(_library, f"mgk_{name}")
+    status = function(params, instruction_set().encode())
     if status == len(_ERRORS):
         raise MemoryError("backend 'cpu' ran out of memory")
     if status:
@@ -372,10 +390,11 @@ def mask_fields(mask: Tensor | None, shape: tuple[int, ...]) -> dict[str, Any]:
     return {"mask": expanded, "mask_is_bool": mask.dtype == torch.bool, "mask_strides": expanded.stride()}
 
 
+def _segment_fields(segments: Tensor | None) -> dict[str, Tensor]:
+    return {} if segments is None else {"segment_starts": segments[0], "segment_ends": segments[1]}
+
+
 def dropout_fields(seed: Tensor | None, dropout_p: float) -> dict[str, Any]:
     """The seed, and p as a fraction of 2^32."""
-    return (
-        {}
-        if seed is None
-        else {"dropout_seed": int(seed.item()), "dropout_threshold": round(dropout_p * 2**32)}
-    )
+    number = 0 if seed is None else int(seed.item())
+    return {"dropout_seed": number, "dropout_threshold": round(dropout_p * 2**32)}
