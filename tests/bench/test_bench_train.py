@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from mgk.bench.registry import TrainSettings
+from mgk.bench.registry import StepsSettings, TrainSettings
 from mgk.bench.runner import run
 from mgk.bench.train import UNFUSED, UnfusedAttention, draw_lengths, make_batches
 from mgk.nn import MixtureAttention
@@ -60,3 +60,16 @@ def test_unfused_attention_gives_the_same_output():
     fused = MixtureAttention(16, 2, variant="mgk", head_dim=8, backend="reference")
     x, mask = torch.randn(2, 7, 16), torch.arange(7) < torch.tensor([[7], [4]])
     torch.testing.assert_close(UnfusedAttention(fused)(x, key_mask=mask), fused(x, key_mask=mask))
+
+
+def test_steps_have_their_parts_and_packed_rows_the_tokens_of_padded_ones() -> None:
+    settings = StepsSettings(rounds=1, tasks=("listops", "retrieval"), threads=1)
+    rows = run("steps", settings).outcome.rows
+    assert [row["experiment"] for row in rows] == ["parts", "parts", "packing", "packing"]
+    for row in rows[:2]:
+        shares = [value for name, value in row.items() if name.endswith("_share")]
+        assert sum(shares) == pytest.approx(1)
+        assert row["attention_share"] > 0 < row["products_share"]
+    padded, packed = rows[2:]
+    assert padded["times_padded"] == 1
+    assert packed["times_padded"] == packed["tokens_per_second"] / padded["tokens_per_second"]

@@ -3,14 +3,15 @@
 template <typename T>
 class Buffer {
   public:
-    explicit Buffer(int64_t size) : data_(static_cast<T*>(::operator new[](size * sizeof(T), std::align_val_t(64)))) {}
-    ~Buffer() { ::operator delete[](data_, std::align_val_t(64)); }
+    explicit Buffer(int64_t size) : bytes_(size * sizeof(T)), data_(static_cast<T*>(take_memory(bytes_))) {}
+    ~Buffer() { give_memory(data_, bytes_); }
     Buffer(const Buffer&) = delete;
     Buffer& operator=(const Buffer&) = delete;
     operator T*() const { return data_; }
 
   private:
-    T* data_;
+    const std::size_t bytes_;
+    T* const data_;
 };
 
 template <typename T>

@@ -10,5 +10,6 @@
 #include <type_traits>
 #include <utility>
 
+#include "memory.h"
 #include "params.h"
 #include "threads.h"

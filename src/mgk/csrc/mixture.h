@@ -364,10 +364,11 @@ void run_mixture(const MixtureParams& p, Mode mode) {
     constexpr int64_t SHORT = 1 << 16;  // elements of a head's keys
     const int64_t heads = p.batch_size * p.num_heads, shift_size = p.shifts ? p.num_components * p.key_width : 0;
     const bool is_short = p.num_components * p.num_keys * p.key_width <= SHORT;
-    const int64_t at_once = is_short && heads >= 2 * p.num_threads ? 1 : heads;
+    const bool is_apart = is_short && heads >= 2 * p.num_threads;
+    const int64_t at_once = is_apart ? 1 : heads;
     Buffer<double> d_shifts(mode == Mode::BACKWARD ? heads * shift_size + 1 : 1);
-    for_all(heads / at_once, at_once == 1 ? p.num_threads : 1, [&](int64_t task) {
-        const Mixture<E> mixture(p, task, at_once, at_once == 1 ? 1 : p.num_threads);
+    for_all(heads / at_once, is_apart ? p.num_threads : 1, [&](int64_t task) {
+        const Mixture<E> mixture(p, task, at_once, is_apart ? 1 : p.num_threads);
         mode == Mode::FORWARD ? mixture.forward() : mixture.backward(d_shifts);
     });
     if (mode == Mode::FORWARD || !p.shifts) return;

@@ -308,9 +308,12 @@ def needs_grad(x: object) -> bool:
         return False
     if torch.compiler.is_compiling():
         return x.requires_grad and torch.is_grad_enabled()
-    if not torch.is_grad_enabled() and forward_ad._current_level < 0:
-        return False
     return has_tangent(x) or (torch.is_grad_enabled() and _requires_grad(x))
+
+
+def is_inference() -> bool:
+    """Whether no tensor's gradient or tangent is computed, for certain."""
+    return not (torch.is_grad_enabled() or torch.compiler.is_compiling() or forward_ad._current_level >= 0)
 
 
 def has_tangent(x: object) -> bool:

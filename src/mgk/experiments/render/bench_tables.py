@@ -20,6 +20,7 @@ _COMMANDS = {
     "kernels": "mgk bench kernels",
     "roofline": "mgk bench roofline",
     "sdpa": "mgk bench attention --variants mgk,smgk --backends sdpa",
+    "steps": "mgk bench steps",
     "train": "mgk bench train",
     "triton": "python -m mgk.bench.triton_compile",
 }
@@ -157,6 +158,48 @@ def _linear(bench: Bench, file: str) -> str:
     return text("bench_linear", length=rows.rows[0]["N"], mlk=mlk, speedup=smgk / mlk, file=file)
 
 
+# Experiments of any number of heads, and what a row of their table says beside the sizes.
+_MORE = {
+    "short": "",
+    "language model": ", causal",
+    "half": ", bfloat16",
+    "wide": ", causal",
+    "tiny": ", one thread",
+    "decoded token": ", one thread",
+}
+
+
+def _more(bench: Bench, file: str) -> str:
+    """Ratios of short, wide, half-precision and tiny calls, then of windows."""
+    cells = []
+    for experiment, note in _MORE.items():
+        rows = _kernels(bench, experiment=experiment)
+        for case in rows.where(alternative="softmax").rows:
+            sizes = {name: case[name] for name in ("B", "H", "N", "D", "passes")}
+            shape = ", ".join(f"{name}={case[name]:,}" for name in ("B", "N", "D"))
+            heads = f"{case['H']} vs {2 * case['H']} heads"
+            ratios = (rows.text("ratio", alternative=name, **sizes) for name in ("mgk", "smgk"))
+            cells.append([f"{experiment}: {shape}, {heads}{note}, {case['passes']}", *ratios])
+    for case in _kernels(bench, experiment="window", alternative="smgk").rows:
+        kind = ", causal" if case["causal"] else ""
+        label = f"window {case['window']} of {case['N']:,} keys{kind}, vs no window"
+        cells.append([f"{label}, {case['passes']}", DASH, f"{case['ratio']:.2f}"])
+    return f"From `{file}`:\n\n{markdown_table(['', 'mgk', 'smgk'], cells)}"
+
+
+def _steps(bench: Bench, file: str) -> str:
+    """The share of each part in a step, a row per recipe; the speed of packed rows."""
+    rows = _Rows(bench["steps"]["rows"])
+    parts = ("attention", "products", "dropout", "normalisation", "activation", "loss", "optimizer", "rest")
+    cells = [
+        [row["task"], f"{row['milliseconds']:.0f}", *(f"{row[f'{part}_share']:.0%}" for part in parts)]
+        for row in rows.where(experiment="parts").rows
+    ]
+    table = markdown_table(["", "ms", *parts], cells)
+    packed = rows.text("times_padded", experiment="packing", rows="packed")
+    return f"From `{file}`:\n\n{table}\n\n{text('bench_packing', times=packed)}"
+
+
 def _roofline(bench: Bench, file: str) -> str:
     """The forward by parts, beside its products at the peak rate."""
     rows, settings = _Rows(bench["roofline"]["rows"]), bench["roofline"]["settings"]
@@ -283,4 +326,6 @@ _PARTS: Mapping[str, tuple[str, Callable[[Bench, str], str]]] = {
     "bench-triton": ("triton", _triton),
     "bench-generate": ("generate", _generate),
     "bench-train": ("train", _train),
+    "bench-more": ("kernels", _more),
+    "bench-steps": ("steps", _steps),
 }

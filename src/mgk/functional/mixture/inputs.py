@@ -135,7 +135,7 @@ class AttentionInputs(NamedTuple):
         """The same inputs in a dtype; what is finite stays finite."""
 
         def cast(x: Any) -> Any:
-            is_other = isinstance(x, Tensor) and x.is_floating_point() and x.dtype != dtype
+            is_other = isinstance(x, Tensor) and x.dtype != dtype and x.is_floating_point()
             return masks.to_dtype(x, dtype) if is_other else x
 
         return AttentionInputs._make(map(cast, self))

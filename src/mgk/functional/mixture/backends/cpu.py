@@ -27,6 +27,7 @@ from mgk.functional.mixture.inputs import AttentionInputs, compute_dtype
 from mgk.functional.validation import (
     has_tangent,
     is_exporting,
+    is_inference,
     is_plain,
     is_unobserved,
     known,
@@ -89,8 +90,11 @@ class Cpu(OperatorBackend):
         """Where the kernels make the features, or for many scores; not in exports."""
         if is_exporting():
             return False
-        makes_features = _is_decoding(inputs) or not isinstance(inputs.variance, Tensor)
-        return makes_features or not known(inputs.num_scores <= MIN_SCORES)
+        if _is_decoding(inputs) or not isinstance(inputs.variance, Tensor):
+            return True
+        # measured: with gradients the kernels gain at half as many
+        limit = MIN_SCORES // 2 if any(map(needs_grad, inputs)) else MIN_SCORES
+        return not known(inputs.num_scores <= limit)
 
     def skips_dead_keys(self, inputs: AttentionInputs) -> bool:
         """Decoding does: it reads the cache once."""
@@ -179,7 +183,9 @@ def _fields(inputs: OperatorInputs, value: Tensor, result: ForwardResult) -> dic
 
 
 def _is_decoding(inputs: AttentionInputs) -> bool:
-    return known(inputs.num_queries == 1) and not any(map(needs_grad, inputs))
+    if not known(inputs.num_queries == 1):
+        return False
+    return is_inference() or not any(map(needs_grad, inputs))
 
 
 @functools.lru_cache(64)
