@@ -21,6 +21,7 @@ _COMMANDS = {
     "roofline": "mgk bench roofline",
     "sdpa": "mgk bench attention --variants mgk,smgk --backends sdpa",
     "steps": "mgk bench steps",
+    "steps_since_17c4eca": "its settings say how: not by mgk bench",
     "train": "mgk bench train",
     "triton": "python -m mgk.bench.triton_compile",
 }
@@ -200,6 +201,20 @@ def _steps(bench: Bench, file: str) -> str:
     return f"From `{file}`:\n\n{table}\n\n{text('bench_packing', times=packed)}"
 
 
+def _steps_since(bench: Bench, file: str) -> str:
+    """Milliseconds of a step of earlier code and of today's, a row per recipe."""
+    cells = [
+        [
+            f"{row['task']}, {row['attention']}:{row['heads']}",
+            *(f"{row[name]:.0f}" for name in ("before_ms", "after_ms")),
+            *(f"{row[name]:.2f}" for name in ("times_faster", "least", "most")),
+        ]
+        for row in bench["steps_since_17c4eca"]["rows"]
+    ]
+    table = markdown_table(["", "before, ms", "now, ms", "times faster", "least", "most"], cells)
+    return f"From `{file}`:\n\n{table}"
+
+
 def _roofline(bench: Bench, file: str) -> str:
     """The forward by parts, beside its products at the peak rate."""
     rows, settings = _Rows(bench["roofline"]["rows"]), bench["roofline"]["settings"]
@@ -328,4 +343,5 @@ _PARTS: Mapping[str, tuple[str, Callable[[Bench, str], str]]] = {
     "bench-train": ("train", _train),
     "bench-more": ("kernels", _more),
     "bench-steps": ("steps", _steps),
+    "bench-steps-since": ("steps_since_17c4eca", _steps_since),
 }
