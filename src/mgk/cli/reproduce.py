@@ -179,11 +179,10 @@ def _run_stage(study: "Study", title: str, store: "ResultStore", runs: Path, opt
         whole = study.extended(store.found(study.trials))
         stages = tuple(stage for stage in whole.stages if stage.title == title)
         plan = replace(whole, stages=stages).plan(overwrite=options.overwrite)
-        if not options.dry_run and not plan.missing(store, runs):
-            return
         if title and plan.trials:
             typer.echo(f"{title}:", err=not options.dry_run)
-        if not _run(plan, store.folder, runs, options):
+        missing = plan.missing(store, runs)
+        if not _run(plan, store.folder, runs, options) or not missing:
             return
 
 
