@@ -243,7 +243,8 @@ def test_a_learning_rate_is_chosen_once_its_family_is_complete(frontier):
     summary = read_json(frontier / "learning-rates" / "summary.json")
     assert summary["chosen"] == {"bytes": {"softmax": 0.004, "smgk": 0.001}}  # grouped softmax lacks a seed
     study = read_study(frontier / "frontier")
-    assert list(waiting(study)) == ["pairs: no learning rate is chosen for bytes yet"]
+    (reason,) = waiting(study)
+    assert reason == "no learning rate is chosen for bytes yet: mgk reproduce learning-rates --tasks bytes"
     assert {trial.learning_rate for trial in study.trials} == {0.001}  # of the stage without grouped softmax
 
 

@@ -375,7 +375,7 @@ def _list_study(name: str, results: Path) -> None:
     store = ResultStore(folder)
     study = study.extended(store.found(study.trials))
     found = store.found(study.trials)
-    typer.echo(f"{name:14}{study.question}")
+    typer.echo(f"{name:15} {study.question}")
     typer.echo(f"    results: {len(found)} of {len(study.trials)} trials")
     for reason in waiting(study):
         typer.echo(f"    waits: {reason}")
@@ -388,7 +388,8 @@ def _list_study(name: str, results: Path) -> None:
         if common:
             item = compare_pair(known, [task], *pair.specs, is_comparable=pair.asks == "comparable")
             what = f"{pair.candidate} {pair.asks} vs {pair.baseline} on {task}"
-            typer.echo(f"    {what}: {power([item], len(common))}")
+            aim = f"; seeds follow up to a half-width of {pair.half_width:g}" if pair.half_width else ""
+            typer.echo(f"    {what}: {power([item], len(common))}{aim}")
 
 
 def _show(table: "Table") -> None:

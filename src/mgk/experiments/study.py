@@ -272,6 +272,6 @@ def check_corpus(study: Study) -> None:
 
 def waiting(study: Study) -> Iterator[str]:
     """Why some stages have no trials yet."""
-    for stage in study.stages:
-        if not stage.is_ready:
-            yield f"{stage.title or stage.task}: no learning rate is chosen for {stage.task} yet"
+    for task in dict.fromkeys(stage.task for stage in study.stages if not stage.is_ready):
+        command = f"mgk reproduce {Path(study.rates or '').parent} --tasks {task}"
+        yield f"no learning rate is chosen for {task} yet: {command}"
