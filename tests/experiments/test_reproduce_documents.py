@@ -152,6 +152,6 @@ def test_wrong_documents_are_named(outputs, tmp_path):
         fill_document(document, outputs, "results")
     document.write_text("<!-- generated: tabel1 -->\n<!-- end of generated: tabel1 -->")
     with pytest.raises(
-        RecipeError, match=r"page\.md: there is no generated part 'tabel1': choose one of claims"
+        RecipeError, match=r"page\.md: there is no generated part 'tabel1': choose one of abstract, claims"
     ):
         fill_document(document, outputs, "results")
