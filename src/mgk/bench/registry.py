@@ -192,7 +192,7 @@ class StepsSettings(TimedSettings):
     """Training steps of the laptop recipes by parts; packed rows against padded ones."""
 
     rounds: int = option(20, "Steps of each.")
-    tasks: tuple[str, ...] = option(STEP_TASKS, "Recipes, '' for none.", choices=STEP_TASKS)
+    tasks: tuple[str, ...] = option(STEP_TASKS, "Recipes.", choices=STEP_TASKS)
     attention: str = option("smgk", "Variant.", choices=tuple(VARIANTS))
     heads: int = option(1, "H, of all but the language model.")
     packing: bool = option(True, "Whether to measure packed rows.")
