@@ -32,7 +32,7 @@ OPTIONS = [
     ({"e_step": "firm"}, "e_step must be one of 'soft', 'hard', got 'firm'"),
     ({"prior": "flat"}, "prior must be one of 'learned', 'em', 'uniform', got 'flat'"),
     ({"prior": "flat", "variant": "softmax"}, "prior must be one of 'learned', 'em', 'uniform', got 'flat'"),
-    ({"variance": "free"}, "variance must be one of 'constant', 'learned', 'em', got 'free'"),
+    ({"variance": "free"}, "variance must be one of 'constant', 'learned', 'em', 'unequal', got 'free'"),
     ({"feature_map": "relu"}, "feature_map must be one of 'elu', 'favor', 'dpfp' or a callable, got 'relu'"),
     ({"feature_map": 3, "variant": "mlk"}, "feature_map must be one of .* got 3"),
     ({"dropout": 1.0}, "dropout must be at least 0 and below 1, got 1.0"),
