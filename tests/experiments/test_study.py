@@ -379,6 +379,16 @@ def test_committed_plans_are_consistent(name):
             assert ModelSpec.parse(trial.model.name) == trial.model
 
 
+def test_some_tasks_of_a_study_can_be_chosen():
+    arguments = ["reproduce", "learning-rates", "--dry-run", "--results", str(COMMITTED), "--tasks"]
+    done = CliRunner().invoke(app, [*arguments, "bytes"])
+    assert done.exit_code == 0, done.output
+    assert "70 trials, " in done.output
+    assert "listops" not in done.output
+    wrong = CliRunner().invoke(app, [*arguments, "image"])
+    assert "learning-rates has no task image: it has bytes, listops, text, retrieval" in wrong.output
+
+
 def test_the_committed_demo_is_that_of_compare():
     (stage,) = read_study(COMMITTED / "demo").stages
     assert stage.overrides == QUICK

@@ -22,7 +22,7 @@ Kind = Literal["table", "curves", "maps", "cost"]
 
 SEEDS_OF_PRESET = {"paper": SEEDS, "workstation": 5, "laptop": 3, "smoke": 1}
 ALL = "all"
-TASKS = (*LRA, *EXTRA_TASKS, "wikitext-2", "wikitext-103")
+TASKS = (*LRA, *EXTRA_TASKS, "bytes", "wikitext-2", "wikitext-103")
 
 
 @dataclass(frozen=True, kw_only=True)
