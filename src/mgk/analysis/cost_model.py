@@ -230,12 +230,13 @@ def activation_bytes(sizes: Sizes) -> Quantity:
     """What autograd saves in a forward, fused and without checkpointing."""
     layer = sizes.quantity(
         "activation bytes",
-        Term("inputs of norms and maps, dropout masks", "W * B * N * 6 * C"),
+        Term("inputs of norms and maps", "W * B * N * 4 * C"),
+        Term("weights of the joint projection", "W * C * (H + (K + 1) * J) * D"),
         Term("feed-forward", "W * B * N * 2 * F"),
         *_attention_activations(sizes),
     )
-    rest = [Term("first dropout, last norm", "W * B * N * 2 * C")]
-    if sizes.head == "language":
+    rest = [Term("last norm", "W * B * N * C")]
+    if sizes.head == "language" and not sizes.cutoffs:
         rest.append(Term("logits", "W * B * N * V"))
     return layer.times("L") + sizes.quantity("", *rest)
 
