@@ -1,4 +1,4 @@
-"""The Triton kernels on a GPU: the long self-check, then times against softmax with twice the heads."""
+"""The Triton kernels on a GPU: the long self-check, then times."""
 
 import itertools
 from collections.abc import Iterator

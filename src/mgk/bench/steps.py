@@ -1,4 +1,4 @@
-"""Training steps of the laptop recipes: where their time goes, and packed against padded rows."""
+"""Training steps of the laptop recipes by parts; packed against padded rows."""
 
 import tempfile
 from collections.abc import Callable, Iterator
@@ -98,7 +98,7 @@ def _seconds(step: Callable[[Batch], float], batch: Batch) -> float:
 
 
 def _packed_and_padded(settings: StepsSettings, steps: Steps) -> Iterator[Row]:
-    """Tokens per second of the same examples, padded with rows of similar length, and packed."""
+    """Tokens per second of the same examples, padded and packed."""
     works, tokens = {}, {}
     options = dict(load_recipe("listops", "laptop").data.options or {})
     options |= {"train": 640, "validation": 64, "test": 64}

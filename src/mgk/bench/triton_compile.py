@@ -85,7 +85,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Compiled:
-    """What the assembler made of a kernel; counts are per (query, key) pair in the loop over full tiles."""
+    """A compiled kernel; counts per (query, key) pair in the loop over full tiles."""
 
     case: Case
     tile: Sequence[int]  # queries, keys, warps, stages, whether warps share columns
@@ -255,7 +255,7 @@ def compile_case(case: Case, tile: Any = None) -> Compiled:
 
 
 def _type_of(x: Any, path: tuple[int, ...], constants: dict[tuple[int, ...], Any], attributes: Any) -> Any:
-    """The type of an argument as Triton's launcher sees it: aligned pointers, multiples of 16, ones as constants."""
+    """The type of an argument as Triton's launcher sees it."""
     if isinstance(x, tuple):
         items = (_type_of(y, (*path, n), constants, attributes) for n, y in enumerate(x))
         return type(x)(*items) if hasattr(x, "_fields") else tuple(items)
@@ -313,7 +313,7 @@ def _read_amd(text: str) -> tuple[int, int, list[Instruction]]:
 
 
 def main_loop(lines: list[Instruction]) -> list[str]:
-    """The names in the loop over full tiles: the innermost with most products, of those the shortest."""
+    """The loop over full tiles: the innermost with most products."""
     loops = [(jump, at) for at, _, jump in lines if jump is not None and jump <= at]
     inner = [x for x in loops if not any(y != x and x[0] <= y[0] and y[1] <= x[1] for y in loops)]
     bodies = [[name for at, name, _ in lines if first <= at <= last] for first, last in inner]

@@ -1,4 +1,4 @@
-"""The modelled time of half the heads against softmax attention with all of them, from counted instructions.
+"""The modelled time of half the heads against softmax with all of them.
 
 Per (query, key) pair and SM, in cycles: the products at the tensor cores' dense rate, and beside them the
 slowest of exponentials, float32 arithmetic and issue slots of the loop over full tiles. The optimistic bound
@@ -35,7 +35,7 @@ VARIANTS, MIXTURES = ("mgk", "mgk-hard", "smgk"), 2
 
 
 def products(kernel: str, key_mixtures: int) -> int:
-    """Products of a tile, of 2 D operations a pair each: M scores, a value product, and their gradients."""
+    """Products of a tile, each of 2 D operations a pair."""
     return {"forward": 1, "queries": 1, "keys": 2}[kernel] + key_mixtures * (1 if kernel == "forward" else 2)
 
 
@@ -53,7 +53,7 @@ def cycles(row: dict[str, Any]) -> tuple[float, float]:
 
 
 def modelled(rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Rows of ratios, one for each target, width, pass and variant of which every kernel was compiled."""
+    """Ratios by target, width, pass and variant."""
     found: dict[tuple[Any, ...], tuple[float, float]] = {}
     for row in rows:
         # most tiles of smgk execute the factor alone

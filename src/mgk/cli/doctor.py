@@ -125,7 +125,7 @@ def _backends_agree() -> bool:
 
 
 def _kernels_agree(device: "torch.device") -> bool:
-    """Print the long self-check of the Triton kernels where they run; whether all its errors are small."""
+    """Print the long self-check of the Triton kernels; whether it passed."""
     from mgk.functional import available_backends
     from mgk.functional.mixture.backends.triton_backend import backend, self_check
 

@@ -152,7 +152,7 @@ class _Options:
 
 
 def _run_study(name: str, results: Path, runs: Path, tasks: Sequence[str] | None, options: _Options) -> None:
-    """Run the stages of a study one after the other; the seeds of a stage may follow from its first ones."""
+    """Run the stages of a study one after the other."""
     from mgk.experiments.plan import TABLES_STUDY
     from mgk.experiments.result_store import ResultStore
     from mgk.experiments.study import check_committed, check_corpus, waiting

@@ -177,7 +177,7 @@ class Study:
         return needed
 
     def adopted(self, plan: Plan) -> Plan:
-        """The trials of a plan as this study declares them, with its seeds; the others at its presets are left out."""
+        """The trials of a plan as this study declares them; others at its presets are left out."""
         declared: dict[tuple[str, str, ModelSpec], list[Trial]] = {}
         for trial in self.trials:
             declared.setdefault((trial.preset, trial.task, trial.model), []).append(trial)

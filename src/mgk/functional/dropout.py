@@ -10,9 +10,9 @@ from mgk.functional.validation import has_tangent, is_plain, is_unobserved
 
 
 def add_dropout(x: Tensor, residual: Tensor | None, p: float) -> Tensor:
-    """R + x m / (1 - p), where each m is 0 with probability p, else 1; without a residual r is 0.
+    """``residual + x m / (1 - p)``, each m 0 with probability p, else 1.
 
-    On the CPU the mask is a hash of a seed, made again in the backward: PyTorch draws it on one thread.
+    On the CPU the mask is a hash of a seed, made again in the backward.
     """
     if p == 0:
         return x if residual is None else residual + x

@@ -278,7 +278,7 @@ def is_plain(x: Tensor) -> bool:
 
 
 def is_unobserved() -> bool:
-    """Whether there is no torch.compile, no torch.func and no dispatch mode, such as a counter of operations."""
+    """Whether there is no torch.compile, torch.func or dispatch mode."""
     if torch.compiler.is_compiling():
         return False
     return not (_C._len_torch_dispatch_stack() or _C._are_functorch_transforms_active())

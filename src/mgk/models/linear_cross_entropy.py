@@ -1,4 +1,4 @@
-"""The cross entropy of a linear map, a few rows of logits at a time, with its gradient in the same pass."""
+"""Cross entropy of a linear map, a few rows of logits at a time."""
 
 from typing import Any
 

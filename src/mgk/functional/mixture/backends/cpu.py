@@ -247,7 +247,7 @@ def _attend(inputs: AttentionInputs) -> tuple[Tensor, Tensor | None]:
 
 
 def _run(*arguments: Any) -> tuple[Tensor, ...]:
-    """The operator, or where nothing needs to see it, what it does: its calls cost more than short attention."""
+    """The operator, or its implementation where nothing observes the call."""
     if not is_unobserved():
         return cast("tuple[Tensor, ...]", torch.ops.mgk.cpu_mixture(*arguments))
     if torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in arguments):

@@ -324,7 +324,7 @@ def decode(
 
 
 def dropout(x: Tensor, residual: Tensor | None, seed: int, p: float) -> Tensor:
-    """Residual + x m / (1 - p), contiguous float32 tensors, with a mask m that depends on the seed alone."""
+    """``residual + x m / (1 - p)``, float32, the mask m a hash of the seed."""
     out = torch.empty_like(x)
     size = x.numel()
     sizes = (size, _num_threads(16 * size), seed, round(p * 2**32))

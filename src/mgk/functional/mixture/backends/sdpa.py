@@ -102,7 +102,7 @@ def _has_large_mask(inputs: AttentionInputs) -> bool:
 
 
 def _with_dead_keys_in_prior(inputs: AttentionInputs) -> AttentionInputs:
-    """A bool key mask as a factor of the prior; an additive one stays, as each row is taken relative to its largest."""
+    """A bool key mask as a factor of the prior; an additive one stays."""
     mask = inputs.attn_mask
     if mask is None or not inputs.has_key_mask:
         return inputs
@@ -265,7 +265,7 @@ def _masked_sdpa(
 
 
 def _relative(query: Tensor, mask: Tensor, allowed: Tensor, filled: Tensor) -> tuple[Tensor, Tensor]:
-    """An additive mask less the largest number of each row: the log-sum-exp that SDPA saves is precise near 0.
+    """An additive mask less each row's largest: SDPA's log-sum-exp is precise near 0.
 
     Beside a large number scores vanish, but for those of removed components.
     """

@@ -1,1 +1,1 @@
-"""Mixture attention in Triton, for GPUs of NVIDIA and AMD: kernels, their tiles, and the backend ``triton``."""
+"""The backend ``triton``, for GPUs of NVIDIA and AMD."""

@@ -1,4 +1,4 @@
-"""The backend ``triton``: fused kernels for CUDA and ROCm devices, as torch operators with autograd.
+"""The backend ``triton``: torch operators with autograd for CUDA and ROCm.
 
 Nothing here imports Triton before a call needs it. With ``TRITON_INTERPRET=1`` in the environment the kernels run in
 Triton's interpreter and serve CPU tensors, for tests.
@@ -56,7 +56,7 @@ class Triton(Backend[AttentionInputs]):
         return None if device.type == "cpu" else _failed_check(inputs.query)
 
     def is_efficient(self, inputs: AttentionInputs) -> bool:
-        """On a GPU, but for softmax attention, which PyTorch's own kernels serve. Exports hold no operator of ours."""
+        """On a GPU, but for softmax attention and exports."""
         is_gpu = inputs.query.device.type == "cuda"
         return is_gpu and not inputs.is_softmax and not is_exporting()
 
@@ -112,7 +112,7 @@ def _find_status() -> str:
 
 
 def _failed_check(query: Tensor) -> str | None:
-    """What the device's self-check found wrong; it runs once for a kind of device, and never inside a graph."""
+    """What the device's self-check found wrong; never run inside a graph."""
     from mgk.functional.mixture.backends.triton_backend import self_check
 
     return self_check.failure(query)
@@ -206,7 +206,7 @@ def _backward(grad: Tensor, lse_grad: Tensor, *arguments: Any) -> tuple[Tensor, 
 
 
 def _differentiable(arguments: Any, needs_variance: bool, needs_mask: bool) -> tuple[Tensor | None, ...]:
-    """The tensors whose gradients are computed, in the order of ``launch.Gradients``."""
+    """What has gradients, in the order of ``launch.Gradients``."""
     *others, variance, mask = arguments[:7]
     return *others, variance if needs_variance else None, mask if needs_mask else None
 

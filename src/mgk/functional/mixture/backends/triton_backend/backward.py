@@ -1,4 +1,4 @@
-"""The backward kernels, which recompute the weights: no atomics, so the same bits from run to run.
+"""The backward kernels: weights recomputed, no atomics.
 
 With P_ijr = 2^(s_ijr - m_i) / l_i, dP_ij = dh_i . v_j (times the dropout factor) and delta_i = dh_i . h_i - dlse_i:
 
@@ -101,7 +101,7 @@ def _weights(s, peak, ok, extra, full: tl.constexpr, spec: tl.constexpr):
     """2^(s - m), 0 for pairs that do not take part."""
     if spec.mask == "float":
         s = add_log(s, extra)
-    # scores of 1e9 are rounded by 100: in another order of sums than the forward's they may pass its maximum
+    # large scores, summed in another order than the forward's, may pass its maximum
     e = tl.exp2(tl.minimum(s - along_queries(peak, spec), 0.0))
     if not full or spec.mask != "none":
         e = tl.where(ok, e, 0.0)
@@ -200,7 +200,7 @@ def _initial_state(spec: tl.constexpr):
 
 @triton.jit
 def _unpacked(state, spec: tl.constexpr):
-    """Products, sums, moments and dv of a state, which is one flat tuple: a loop carries no nested ones."""
+    """A state's parts; it is one flat tuple, as loops carry no nested ones."""
     if spec.keys_first:
         products = _part(state, 0, spec.key_mixtures)
         sums = _part(state, spec.key_mixtures, spec.mixtures)
@@ -216,7 +216,7 @@ def _unpacked(state, spec: tl.constexpr):
 
 @triton.jit
 def _tile(state, i, j, starts, own, sides, place, call, full: tl.constexpr, spec: tl.constexpr):
-    """The state (products, sums, moments, d_value) after a tile, and the gradient of its scores, summed over r."""
+    """The state after a tile, and the gradient of its scores, summed over r."""
     products, sums, moments, d_value = _unpacked(state, spec)
     components, first, stop = own
     queries, v = sides
@@ -324,7 +324,7 @@ def _query_tiles(state, lo, hi, own, v, j, place, rows, grad, call, full: tl.con
 
 @triton.jit
 def keys_backward(d_keys, d_value, d_bias, d_scale, grad, rows, call, spec: tl.constexpr):
-    """dk_jr, dv_j, db_jr = sum_i g_ijr and, for the variance, sum_i g_ijr x_ijr; a program owns a tile of keys."""
+    """dk_jr, dv_j, db_jr = sum_i g_ijr, sum_i g_ijr x_ijr; a program owns a tile of keys."""
     features, sizes, num_keys = call.features, call.sizes, call.sizes.num_keys
     tile = tl.program_id(0)
     bk = tl.program_id(1).to(tl.int64)
@@ -411,7 +411,7 @@ def _key_tiles(state, lo, hi, own, queries, i, place, d_mask, call, full: tl.con
 
 @triton.jit
 def queries_backward(d_query, d_bias, d_mask, grad, lse_grad, rows, call, spec: tl.constexpr):
-    """dq_i, for shifted keys da_ir = sum_j g_ijr, and the mask's gradient; a program owns a tile of queries."""
+    """dq_i, da_ir = sum_j g_ijr, the mask's gradient; a program owns a tile of queries."""
     features, sizes, num_queries = call.features, call.sizes, call.sizes.num_queries
     tile = tl.program_id(0)
     bh = tl.program_id(1).to(tl.int64)

@@ -1,4 +1,4 @@
-"""The counts of the M-step, N_jr = sum_i gamma_ijr, with gamma_ijr the softmax over r of s_ijr (Eq. 11)."""
+"""N_jr = sum_i gamma_ijr, gamma_ijr the softmax over r of s_ijr (Eq. 11)."""
 
 import triton
 import triton.language as tl
@@ -31,7 +31,7 @@ def _scores(r, q, norm, i, j, bh, bk, call, spec: tl.constexpr):
 
 @triton.jit
 def counts(result, query_mask, call, spec: tl.constexpr):
-    """N_jr over the queries of ``query_mask`` (B, L) and the pairs that take part; a program owns a tile of keys."""
+    """N_jr over the queries of ``query_mask`` (B, L); a program owns a tile of keys."""
     features, sizes, num_queries = call.features, call.sizes, call.sizes.num_queries
     tile = tl.program_id(0)
     bk = tl.program_id(1).to(tl.int64)

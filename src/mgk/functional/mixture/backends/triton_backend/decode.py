@@ -1,4 +1,4 @@
-"""Decoding: one query against a long cache. A program owns a chunk of the keys; a second kernel joins the chunks.
+"""Decoding: a program owns a chunk of the cached keys; a second kernel joins them.
 
 Keys and values are read once, where they lie in the cache. The distance is taken directly, |q - b_r - k_j|^2, so that
 no feature, centre or bias is made; shifted keys read one key a token.

@@ -1,4 +1,4 @@
-"""The small kernels that make the features of a call: centred, scaled and rounded once.
+"""Kernels of the features: centred, scaled and rounded once.
 
 In base 2 and up to a term of i alone, with query = q - c and keys = k - c:
 
@@ -73,7 +73,7 @@ def _shift(inputs, h, r, spec: tl.constexpr):
 
 @triton.jit
 def mean_shift(inputs, h, spec: tl.constexpr):
-    """The mean of b_r over r (D,), which the centre of shifted keys includes; 0 for the dot kernel."""
+    """The mean of b_r over r (D,), part of the centre; 0 for the dot kernel."""
     total = tl.zeros([spec.padded_width], tl.float32)
     if not spec.is_dot:
         for r in tl.static_range(spec.mixtures):
@@ -83,7 +83,7 @@ def mean_shift(inputs, h, spec: tl.constexpr):
 
 @triton.jit
 def centres(centre, inputs, spec: tl.constexpr):
-    """The mean of the living keys of a head; of the first of them alone where later ones may not matter."""
+    """The mean of a head's living keys; under causality the first of them."""
     bk = tl.program_id(0).to(tl.int64)
     b, h = bk // inputs.sizes.heads, bk % inputs.sizes.heads
     total = tl.zeros([spec.padded_width], tl.float32)
@@ -115,7 +115,7 @@ def centres(centre, inputs, spec: tl.constexpr):
 
 @triton.jit
 def _rounded(x, pointer):
-    """X in the dtype of the features; float16 saturates."""
+    """``x`` in the dtype of the features; float16 saturates."""
     if pointer.dtype.element_ty == tl.float16:
         x = tl.minimum(tl.maximum(x, -LARGEST_HALF), LARGEST_HALF)
     return x.to(pointer.dtype.element_ty)
@@ -176,7 +176,7 @@ def _query_bias(q, h, r, least, inputs, spec: tl.constexpr):
 
 @triton.jit
 def _spread(top, bottom, inside, size: tl.constexpr):
-    """The largest top - bottom among the 32 positions that share one; NaN and dead positions have none."""
+    """The largest top - bottom of 32 positions, dead and NaN ones aside."""
     spread = tl.where(inside & (top > NEG_INF), top - bottom, 0.0)
     blocks = tl.max(tl.reshape(spread, [size // SPREAD_BLOCK, SPREAD_BLOCK]), 1)
     return tl.reshape(tl.broadcast_to(blocks[:, None], [size // SPREAD_BLOCK, SPREAD_BLOCK]), [size])
@@ -184,7 +184,7 @@ def _spread(top, bottom, inside, size: tl.constexpr):
 
 @triton.jit
 def key_features(features, value_out, centre, inputs, spec: tl.constexpr):
-    """The keys' features and biases; with dead keys also the values, zeros where the key is dead."""
+    """The keys' features and biases; values are zeros where the key is dead."""
     sizes, num_keys = inputs.sizes, inputs.sizes.num_keys
     bk = tl.program_id(1).to(tl.int64)
     b, h = bk // sizes.heads, bk % sizes.heads
@@ -259,7 +259,7 @@ def key_features(features, value_out, centre, inputs, spec: tl.constexpr):
 
 @triton.jit
 def _key_bias(bias, b, h, r, j, alive, is_bad, inputs, spec: tl.constexpr):
-    """Log2(e) log pi_jr plus the bias; -inf for a dead component, NaN for a key that is not finite."""
+    """``log2(e) log pi_jr`` plus the bias; -inf if dead, NaN if not finite."""
     if spec.has_prior:
         bias = add_log(bias, _prior(inputs, b, h, r, j))
     bias = tl.where(is_bad == 1, float("nan"), bias)

@@ -142,7 +142,7 @@ def _shifted_weights(peak, own, start, j, place, call, full: tl.constexpr, spec:
 
 @triton.jit
 def polynomial_exp2(x):
-    """2^x for x <= 0 by a cubic, to a relative 8e-5, on the units of multiplication; 2^-126 below that."""
+    """2^x for x <= 0 by a cubic, to a relative 8e-5, at least 2^-126."""
     x = tl.maximum(x, -126.0)
     rounded = x + ROUNDS_TO_INTEGER
     f = x - (rounded - ROUNDS_TO_INTEGER)
@@ -153,7 +153,7 @@ def polynomial_exp2(x):
 
 @triton.jit
 def mixed_exp2(x):
-    """2^x for x <= 0, every other column of the second half by the polynomial: both kinds of units work."""
+    """2^x for x <= 0, an eighth of it by the polynomial: both units work."""
     rows: tl.constexpr = x.shape[0]
     half: tl.constexpr = x.shape[1] // 2
     first, second = tl.split(tl.permute(tl.reshape(x, [rows, 2, half]), (0, 2, 1)))
@@ -164,7 +164,7 @@ def mixed_exp2(x):
 
 @triton.jit
 def _add_component(p, peak, s):
-    """P + 2^s relative to the new row maximum, and that maximum."""
+    """``p + 2^s`` relative to the new row maximum, and that maximum."""
     new_peak = tl.maximum(peak, tl.max(s, 1))
     safe = finite_or_zero(new_peak)
     return p * tl.exp2(peak - safe)[:, None] + tl.exp2(s - safe[:, None]), new_peak
@@ -253,7 +253,7 @@ def lse_constant(norm, least, spec: tl.constexpr):
 
 @triton.jit
 def forward(out, lse, row_max, row_sum, call, spec: tl.constexpr):
-    """h_i = sum_j A_ij v_j (Eq. 10), lse_i, and the rows' maxima and sums; a program owns a tile of queries."""
+    """h_i = sum_j A_ij v_j (Eq. 10), lse_i, row maxima and sums; a program owns a tile of queries."""
     features, sizes, num_queries = call.features, call.sizes, call.sizes.num_queries
     tile = tl.program_id(0)
     bh = tl.program_id(1).to(tl.int64)

@@ -1,4 +1,4 @@
-"""The kernels on tensors: what they are specialised for, their grids, and the small sums around them."""
+"""Launches of the kernels: specialisation, grids, sums around them."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -29,9 +29,9 @@ from mgk.functional.mixture.backends.triton_backend.spec import (
 )
 
 LOG2E = 1 / math.log(2)
-# A rank-M factor that is at least 2^-60 keeps float32's precision; weights in float16 have 2^-24 to lose.
+# The least rank-M factor that keeps float32's precision; float16 has 2^-24 to lose.
 MAX_SPREAD = {torch.float32: 60.0, torch.bfloat16: 60.0, torch.float16: 8.0}
-# Keys that one program of the decoding kernel reads at least, and the most chunks that are joined.
+# The fewest keys of a decoding program, and the most chunks that are joined.
 DECODE_CHUNK, MOST_CHUNKS = 256, 128
 
 
@@ -65,7 +65,7 @@ class Problem(NamedTuple):
 
     @property
     def bias_rows(self) -> int:
-        """Rows of the key bias: the components, and what the rank-M factor of shifted ones needs."""
+        """Rows of the key bias: components, and those of the rank-M factor."""
         return 2 * self.mixtures + 2 if self.is_shifted else self.mixtures
 
     @property
@@ -113,7 +113,7 @@ class Gradients(NamedTuple):
 
 
 def padded(width: int) -> int:
-    """The least power of two of at least 16 that holds the width: what products of tiles need."""
+    """The least power of two of at least 16 that holds the width."""
     return max(16, triton.next_power_of_2(width))
 
 
@@ -128,7 +128,7 @@ _target: str | None = None
 
 @contextmanager
 def launching_with(launch: Callable[..., None], target: str) -> Iterator[None]:
-    """Hand every kernel, its grid, arguments, specification and tile for a target to another function."""
+    """Pass every launch for a target to another function."""
     global _launch, _target
     before = _launch, _target
     _launch, _target = launch, target
@@ -144,7 +144,7 @@ def compile_time(spec: Spec) -> Spec:
 
 
 def target_of(device: torch.device) -> str:
-    """The kind of device that tiles are listed for: "sm_80", "sm_90", "sm_100" or "gfx942"."""
+    """The device as "sm_80", "sm_90", "sm_100" or "gfx942"."""
     if _target is not None or device.type != "cuda":
         return _target or "sm_80"
     if torch.version.hip is not None:
@@ -209,7 +209,7 @@ def _spec(problem: Problem, tile: tiles.Tile, **changes: Any) -> Spec:
 
 
 def _strided(x: Tensor | None, shape: tuple[int, ...], missing: Tensor) -> Strided:
-    """X broadcast to the shape of four dimensions, with features behind them if it has five."""
+    """``x`` broadcast to four dimensions, with features behind if it has five."""
     if x is None:
         return Strided(missing, 0, 0, 0, 0)
     if x.ndim == 5:
@@ -246,7 +246,7 @@ def _inputs(problem: Problem) -> Inputs:
 
 
 def _least(problem: Problem) -> Tensor:
-    """The least 1 / sigma_jr^2 of each head (B, H), or 0 where positions have their own: it may not reveal them."""
+    """The least 1 / sigma_jr^2 of each head (B, H); 0 where positions have their own."""
     shape = problem.keys.shape[:2]
     if problem.variance.shape[3] > 1:
         return problem.query.new_zeros(shape, dtype=torch.float32)
@@ -329,7 +329,7 @@ def backward(
     result: Result,
     needs: tuple[bool, bool] = (False, False),
 ) -> Gradients:
-    """The gradients from those of the output and of lse; ``needs`` asks for those of the variance and the mask."""
+    """The gradients; ``needs`` asks for those of the variance and the mask."""
     batch, heads, num_queries, width = problem.query.shape
     features, value, num_keys = result.features, result.value, problem.keys.shape[3]
     key_heads = problem.keys.shape[1]
@@ -380,7 +380,7 @@ def _input_gradients(
     d_mask: Tensor | None,
     needs_variance: bool,
 ) -> Gradients:
-    """The gradients of the inputs from those of the features: sums over what is shared."""
+    """The gradients of the inputs from those of the features."""
     d_shifts = None
     if problem.is_shifted:
         assert problem.shifts is not None
@@ -412,7 +412,7 @@ def _input_gradients(
 def _variance_gradient(
     problem: Problem, features: Features, d_query_bias: Tensor, d_bias: Tensor, d_scale: Tensor
 ) -> Tensor:
-    """-sum_i g_ijr x_ijr / sigma_jr^2, x being the score without its prior; the kernel's sum has the prior in it."""
+    """-sum_i g_ijr x_ijr / sigma_jr^2, x being the score without its prior."""
     total = d_scale.double() / LOG2E
     finite_bias = features.key_bias[:, :, : problem.mixtures].clamp_min(-1e30).double() / LOG2E
     if problem.is_shifted:
@@ -432,7 +432,7 @@ def _variance_gradient(
 
 
 def _sum_to(x: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """X summed to a shape that broadcasts to its own, in float64: thousands of terms nearly cancel."""
+    """``x`` summed to a shape, in float64: thousands of terms nearly cancel."""
     dims = [d for d in range(x.ndim) if shape[d] == 1 and x.shape[d] > 1]
     return x.sum(dims, keepdim=True, dtype=torch.float64) if dims else x
 

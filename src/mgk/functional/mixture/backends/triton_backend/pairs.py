@@ -1,4 +1,4 @@
-"""What every kernel shares: which pairs take part, their scores in base 2, and the dropout of their weights.
+"""What kernels share: the pairs that take part, scores in base 2, dropout.
 
 A tile has rows on its own side (the program's: queries, or keys if ``spec.keys_first``) and columns on the other.
 A full tile lies wholly inside the sequence, the window and a segment; the tiles at the edges test each pair.
@@ -27,14 +27,14 @@ def along_keys(x, spec: tl.constexpr):
 
 @triton.jit
 def add_log(s, x):
-    """S + log2(e) x of a score and a log-prior or a mask: -inf where either is, else finite."""
+    """``s + log2(e) x``: -inf where either is, else finite."""
     total = tl.maximum(s + x * LOG2E, LOWEST, propagate_nan=tl.PropagateNan.ALL)
     return tl.where((s == NEG_INF) | (x == NEG_INF), NEG_INF, total)
 
 
 @triton.jit
 def finite(x):
-    """X with 0 in place of NaN and infinities: times a weight of 0 they would not be 0."""
+    """``x`` with 0 in place of NaN and infinities."""
     return tl.where(tl.abs(x.to(tl.float32)) < float("inf"), x, 0.0).to(x.dtype)
 
 
@@ -89,7 +89,7 @@ def segment_of(index, limit, b, shift, sizes, spec: tl.constexpr):
 
 @triton.jit
 def key_range(tile, first, stop, sizes, spec: tl.constexpr):
-    """The keys (lo, full_lo, full_hi, hi) of a tile of queries: those in [full_lo, full_hi) are seen by all of them."""
+    """The keys (lo, full_lo, full_hi, hi) of a tile of queries; all see [full_lo, full_hi)."""
     first_query = tile * spec.query_tile
     last_query = tl.minimum(first_query + spec.query_tile, sizes.num_queries) - 1
     lo = 0
@@ -112,7 +112,7 @@ def key_range(tile, first, stop, sizes, spec: tl.constexpr):
 
 @triton.jit
 def query_range(tile, first, stop, sizes, spec: tl.constexpr):
-    """The queries (lo, full_lo, full_hi, hi) of a tile of keys: those in [full_lo, full_hi) see all of them."""
+    """The queries (lo, full_lo, full_hi, hi) of a tile of keys; [full_lo, full_hi) see all."""
     first_key = tile * spec.key_tile - sizes.offset
     last_key = tl.minimum(tile * spec.key_tile + spec.key_tile, sizes.num_keys) - 1 - sizes.offset
     lo = 0
@@ -170,7 +170,7 @@ def load_mask(i, j, b, h, mask, sizes, spec: tl.constexpr):
 
 @triton.jit
 def pair_mask(i, j, b, h, first, stop, mask, sizes, full: tl.constexpr, spec: tl.constexpr):
-    """Which pairs take part, and what the mask adds to their scores; neither is read if it has no meaning."""
+    """Which pairs take part, and what the mask adds to their scores."""
     ok = along_keys(j, spec) >= 0
     extra = 0.0
     if not full:
@@ -204,7 +204,7 @@ def product(x, y, acc, spec: tl.constexpr):
 def second_product(x, y, acc, spec: tl.constexpr):
     """``x @ y + acc`` with x made of products, whose warps may share the columns of a tile."""
     if spec.splits_columns:
-        # The compiler lets warps own whole rows where a product feeds another in the same block of code.
+        # Else the compiler lets warps own whole rows.
         if tl.num_programs(0) > 0:
             acc = product(x, y, acc, spec)
     else:
@@ -254,7 +254,7 @@ def finite_or_zero(x):
 
 @triton.jit
 def dropout_factors(i, j, bh, dropout, spec: tl.constexpr):
-    """0, or 1 / (1 - p), from a counter (key, query, batch and head) and the seed: the same in every kernel."""
+    """0, or 1 / (1 - p), from the pair's counter and the seed."""
     query = tl.zeros_like(along_keys(j, spec)) + along_queries(i, spec)
     key = along_keys(j, spec) + tl.zeros_like(query)
     head = tl.zeros_like(query) + bh.to(tl.int32)

@@ -1,4 +1,4 @@
-"""The self-check of the kernels on a device: outputs and gradients of small calls against the equations.
+"""The self-check of a device: small calls against the equations.
 
 It runs at the first use on a kind of device that has no record, and its verdict is kept in the user's cache folder.
 """
@@ -25,7 +25,7 @@ _verdicts: dict[str, str] = {}  # by device; "" where the kernels agree with the
 
 
 class Check(NamedTuple):
-    """One call of the self-check, and the largest relative error of its output and gradients."""
+    """A call, and the largest relative error of its output and gradients."""
 
     name: str
     dtype: torch.dtype
@@ -42,7 +42,7 @@ class Check(NamedTuple):
 
 
 def failure(query: Tensor) -> str | None:
-    """What the check of this kind of device found wrong, or None; the first time it runs the check."""
+    """What the check of this kind of device found wrong; the first call runs it."""
     device, name = query.device, str(query.device)
     if name not in _verdicts:
         if not is_plain(query) or torch.cuda.is_current_stream_capturing():
@@ -57,7 +57,7 @@ def failure(query: Tensor) -> str | None:
 
 
 def kind_of(device: torch.device) -> str:
-    """The device, and the versions that made its code: what a verdict holds for."""
+    """The device and versions that a verdict holds for."""
     import triton
 
     properties = torch.cuda.get_device_properties(device)
@@ -149,7 +149,7 @@ def _error(
     segments: bool = False,
     **options: Any,
 ) -> float:
-    """The largest relative error of output and gradients; of the output alone in decoding."""
+    """The largest relative error of output and gradients."""
     generator = torch.Generator("cpu").manual_seed(0)
     batch, heads, num_keys = 2, 2, 200
 

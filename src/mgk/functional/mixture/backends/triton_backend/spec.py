@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 @dataclass(frozen=True)
 class Spec:
-    """The compile-time arguments of a kernel. A kernel is compiled anew for each combination that is used."""
+    """The compile-time arguments of a kernel."""
 
     mixtures: int  # M
     key_mixtures: int  # M, or 1 where all components share the product of query and key
@@ -60,7 +60,7 @@ class Features(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """What recomputes the weights of a query, P_ijr = 2^(s_ijr - row_max_i) / row_sum_i, all (B, Hq, L), float32."""
+    """P_ijr = 2^(s_ijr - row_max_i) / row_sum_i, all (B, Hq, L), float32."""
 
     row_max: Any  # +inf for a query with no key left
     inverse_sum: Any  # 1 / row_sum_i
@@ -82,7 +82,7 @@ class Strided(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """The sizes of a call. Query i stands at position i + offset and sees keys from left before it to right after."""
+    """Query i is at position i + offset and sees keys from -left to +right."""
 
     heads: Any  # H, of the keys
     groups: Any  # Hq / H
@@ -95,7 +95,7 @@ class Sizes(NamedTuple):
 
 
 class Dropout(NamedTuple):
-    """Weights whose random 32 bits are below ``threshold`` are dropped, the others multiplied by ``scale``."""
+    """Weights with 32 random bits below ``threshold`` are dropped, others scaled."""
 
     seed: Any  # (1,), int64
     threshold: Any

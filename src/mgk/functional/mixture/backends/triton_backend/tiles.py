@@ -1,4 +1,4 @@
-"""The sizes of tiles by device, kernel, width, components and products: a plain table, no autotuning.
+"""The sizes of tiles: a plain table, no autotuning.
 
 Chosen by compiling, not by running: of a few tiles that fit in shared memory and do not spill in their loop,
 the one that ``mgk.bench.triton_model`` finds fastest. Entries of ``TABLE`` may be replaced.
@@ -18,7 +18,7 @@ class Tile(NamedTuple):
     mixes_exp2: bool = False  # some exponentials are polynomials, where exponentials are the bottleneck
 
 
-# The feature, row and counting kernels stream memory or run rarely; the interpreter has no registers.
+# Of kernels that stream memory or run rarely, and of the interpreter.
 SMALL = Tile(64, 64, 4, 1)
 SHIFTED = 0  # in place of M: all components share one product
 
