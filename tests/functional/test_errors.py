@@ -62,7 +62,7 @@ ATTENTION = [
     (
         {"backend": "gpu"},
         ValueError,
-        "backend must be one of 'auto', 'reference', 'eager', 'blockwise', 'sdpa', 'cpu', got 'gpu'",
+        "backend must be one of 'auto', 'reference', 'eager', 'blockwise', 'sdpa', 'cpu', 'triton', got 'gpu'",
     ),
 ]
 
