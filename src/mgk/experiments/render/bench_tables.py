@@ -193,7 +193,7 @@ def _steps(bench: Bench, file: str) -> str:
     rows = _Rows(bench["steps"]["rows"])
     parts = ("attention", "products", "dropout", "normalisation", "activation", "loss", "optimizer", "rest")
     cells = [
-        [row["task"], f"{row['milliseconds']:.0f}", *(f"{row[f'{part}_share']:.0%}" for part in parts)]
+        [row["task"], f"{row['milliseconds']:.0f}", *(f"{row[f'{part}_share']:.2f}" for part in parts)]
         for row in rows.where(experiment="parts").rows
     ]
     table = markdown_table(["", "ms", *parts], cells)
