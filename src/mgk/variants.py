@@ -85,5 +85,5 @@ DEFAULT_FEATURE_MAP: FeatureMapName = "elu"
 
 # Initialisation of queries, keys and shifts (docs/initialisation.md): the standard
 # deviation of q.k / sqrt(D) that "narrow" gives.
-NARROW_SCORE_STD = 0.1
+NARROW_SCORE_STD = 0.02
 DEFAULT_INIT: Init = "narrow"

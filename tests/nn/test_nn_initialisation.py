@@ -10,7 +10,7 @@ from mgk.functional.linear.feature_maps import elu_features
 from mgk.nn import MixtureAttention
 
 SIZES = [(96, 2, 16), (96, 4, 16), (64, 8, 32), (256, 1, 64)]  # embed_dim, num_heads, head_dim
-STARTS = ["paper", "narrow", 0.02, 0.4]
+STARTS = ["paper", "narrow", 0.1, 0.4]
 
 
 def component_scores(attn, length=64):
