@@ -105,7 +105,7 @@ def test_shifts_start_standard_normal_in_the_paper_and_as_wide_as_keys_by_defaul
     assert (attn.shifts.std() - 1).abs() < 0.1
     attn = MixtureAttention(128, 4, variant="smgk", num_mixtures=8, head_dim=64)
     assert attn.init == "narrow"
-    assert attn.shifts.std() == pytest.approx(variants.NARROW_SCORE_STD**0.5, rel=0.1)
+    assert attn.shifts.std().item() == pytest.approx(variants.NARROW_SCORE_STD**0.5, rel=0.1)
 
 
 def test_biases_start_at_zero_and_keys_with_the_spread_of_queries():
