@@ -48,6 +48,7 @@ DIFFERENT: dict[str, str] = {
     "test_keep_in_fp32_modules_exist": "the buffers that stay in float32 exist with prior='em' and variance='em' only",
 }
 _KEYS = "cached keys have an axis of components: (B, H, M, S, D)"
+_MASKS = "models take masks of tokens, (B, past + L); packed rows are marked by seq_idx or position_ids"
 _WEIGHTS = "weights cannot be computed from a state of linear attention"
 DIFFERENT_DECODER: dict[str, str] = {
     "test_past_key_values_format": _KEYS,
@@ -55,12 +56,16 @@ DIFFERENT_DECODER: dict[str, str] = {
     "test_beam_search_generate_dict_outputs_use_cache": _KEYS,
     "test_generate_with_static_cache": _KEYS,
     "test_generate_from_inputs_embeds_with_static_cache": _KEYS,
+    "test_generate_compilation_all_outputs": _KEYS,
+    "test_custom_4d_attention_mask": _MASKS,
 }
 _STATE = "a state of linear attention holds no keys and values"
 DIFFERENT_STATE: dict[str, str] = {
     "test_past_key_values_format": _STATE,
     "test_generate_with_static_cache": _STATE,
     "test_generate_from_inputs_embeds_with_static_cache": _STATE,
+    "test_generate_compilation_all_outputs": _WEIGHTS,
+    "test_custom_4d_attention_mask": _MASKS,
     "test_greedy_generate_dict_outputs_use_cache": _WEIGHTS,
     "test_beam_search_generate_dict_outputs_use_cache": _WEIGHTS,
 }
