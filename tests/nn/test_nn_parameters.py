@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from recompute import GAUSSIAN, MIXTURES, VARIANTS, make, tokens
+from torch import nn
 
 from mgk import variants
 from mgk.nn import EMPrior, EMVariance, LearnedPrior, MixtureAttention
@@ -181,3 +182,15 @@ def test_repr_tells_the_options():
     )
     for part in ("variant='smgk'", "num_mixtures=2", "dropout=0.1", "momentum=0.9", "max_positions=7"):
         assert part in text
+
+
+@pytest.mark.parametrize(("saved", "loaded"), [("mlk", "mgk"), ("linear", "softmax"), ("smgk", "smlk")])
+def test_weights_of_another_variant_with_the_same_shapes_are_refused(saved, loaded):
+    options = {"num_heads": 2, "prior": "uniform"}
+    weights = nn.Sequential(MixtureAttention(8, variant=saved, **options)).state_dict()
+    model = nn.Sequential(MixtureAttention(8, variant=loaded, **options))
+    message = f"0: they are of variant='{saved}', this module has variant='{loaded}'"
+    with pytest.raises(RuntimeError, match=message):
+        model.load_state_dict(weights)
+    model.load_state_dict(dict(weights))  # without the mark of state_dict() they pass
+    nn.Sequential(MixtureAttention(8, variant=saved, **options)).load_state_dict(weights)

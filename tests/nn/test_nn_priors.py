@@ -268,12 +268,15 @@ def test_training_with_em_moves_the_prior_towards_the_component_that_is_used():
     assert all(p.grad.isfinite().all() for p in attn.parameters())
 
 
+@pytest.mark.parametrize("is_compiled", [False, True])
 @pytest.mark.parametrize(
     ("variant", "options"), [("mgk", {"prior": "em"}), ("smgk", {"variance": "em"}), ("mlk", {"prior": "em"})]
 )
-def test_a_forgotten_m_step_is_said_once(variant, options, monkeypatch):
+def test_a_forgotten_m_step_is_said_once(variant, options, is_compiled, monkeypatch):
     monkeypatch.setattr("mgk.nn.em.PATIENCE", 3)
     attn, x = MixtureAttention(12, 3, variant=variant, **options), torch.randn(2, 4, 12)
+    if is_compiled:
+        attn.compile(backend="aot_eager", fullgraph=True)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         for _ in range(9):  # gradient accumulation within patience, and evaluation, say nothing

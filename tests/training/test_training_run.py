@@ -437,6 +437,7 @@ def test_models_beyond_the_machine_are_refused_by_arithmetic(tmp_path, overrides
     with pytest.raises(RecipeError, match=r"model: .* layers with .* heads .*(GB|too large for any machine)"):
         train(tiny(**overrides), tmp_path / "run")
     assert time.perf_counter() - begin < 20
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_saved_model_beyond_the_machine_is_refused(tmp_path):

@@ -87,16 +87,15 @@ def available_backends() -> dict[str, str]:
 def select(family: Family, inputs: Any, name: str = "auto", task: Task = "attention") -> Backend[Any]:
     """The named backend; "auto": the first that is efficient for the inputs.
 
-    A named backend that cannot do the task raises. Statistics that it does not have
-    are selected as with "auto".
+    A named backend that cannot do the task raises.
     """
     validation.option("backend", name, backend_names(family))
     if name != "auto":
         reason = BACKENDS[family][name].unsupported_reason(inputs, task)
         if reason is None:
             return BACKENDS[family][name]
-        if task == "attention":
-            raise ValueError(f"backend {name!r} cannot serve this call: {reason}; use backend='auto'")
+        what = "serve this call" if task == "attention" else "compute the statistics of the M-step"
+        raise ValueError(f"backend {name!r} cannot {what}: {reason}; use backend='auto'")
     for backend in _BY_PRIORITY[family]:
         if not backend.is_efficient(inputs):
             continue

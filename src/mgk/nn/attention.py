@@ -158,6 +158,8 @@ class MixtureAttention(nn.Module):
         self.feature_map: FeatureMap | None = None
         if self.is_linear:
             self.feature_map = make_feature_map(feature_map, self.head_dim)
+        self.register_state_dict_post_hook(_mark_variant)
+        self.register_load_state_dict_pre_hook(_check_variant)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -524,6 +526,27 @@ class MixtureAttention(nn.Module):
                 raise ValueError(f"rotary must have tables of shape {shapes}, got {got}")
         if self.head_dim % 2:
             raise ValueError(f"rotary needs an even head_dim, got {self.head_dim}")
+
+
+def _mark_variant(module: Any, state_dict: Any, prefix: str, metadata: dict[str, Any]) -> None:
+    """The variant beside the weights: several have weights of the same shapes."""
+    metadata["variant"] = module.variant
+
+
+def _check_variant(
+    module: Any,
+    state_dict: Any,
+    prefix: str,
+    metadata: dict[str, Any],
+    strict: bool,
+    missing_keys: list[str],
+    unexpected_keys: list[str],
+    error_msgs: list[str],
+) -> None:
+    """An error for weights of another variant; without a mark they pass."""
+    if (found := metadata.get("variant", module.variant)) != module.variant:
+        place = prefix.rstrip(".") or "the weights"
+        error_msgs.append(f"{place}: they are of variant={found!r}, this module has variant={module.variant!r}")
 
 
 def check_options(options: Mapping[str, Any]) -> None:

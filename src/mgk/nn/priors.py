@@ -77,7 +77,7 @@ class EMPrior(EMModule):
         counts = counts.sum(0).to(self.counts.dtype)
         if self.max_positions is None:
             counts = counts.sum(-1, keepdim=True)
-        self.counts[:, :, positions] += zero_if_recomputing(counts)
+        self.counts[:, :, positions] += zero_if_recomputing(counts, self.counts)
 
     @torch.no_grad()
     def m_step(self) -> None:
@@ -87,7 +87,7 @@ class EMPrior(EMModule):
         new = counts / total.clamp_min(torch.finfo(counts.dtype).tiny)
         self.pi.lerp_(torch.where(total > 0, new, self.pi), 1 - self.momentum)
         self.counts.zero_()
-        self.pending_forwards = 0
+        self._forget_forwards()
 
     def extra_repr(self) -> str:
         """The options."""

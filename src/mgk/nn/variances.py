@@ -108,8 +108,9 @@ class EMVariance(EMModule):
     def observe(self, counts: Tensor, distances: Tensor) -> None:
         """Add the sums of gamma and of gamma |q - k|^2, both (B, H, M, S)."""
         self._count_forward()
-        for total, values in ((self.counts, counts), (self.distances, distances)):
-            total += zero_if_recomputing(values.sum((0, 3)).to(total.dtype))
+        counts, distances = (x.sum((0, 3)).to(self.counts.dtype) for x in (counts, distances))
+        self.counts += zero_if_recomputing(counts, self.counts)
+        self.distances += zero_if_recomputing(distances)
 
     @torch.no_grad()
     def m_step(self) -> None:
@@ -119,8 +120,8 @@ class EMVariance(EMModule):
         new = (distances / total).clamp_min(VARIANCE_FLOOR)
         self.sigma2.lerp_(torch.where(counts > 0, new, self.sigma2), 1 - self.momentum)
         self.counts.zero_()
-        self.pending_forwards = 0
         self.distances.zero_()
+        self._forget_forwards()
 
     def extra_repr(self) -> str:
         """The options."""

@@ -63,12 +63,14 @@ def train(
         ExitStack() as resources,
         StopSignals() as signals,
     ):
+        is_new = False
         try:
             device = distributed.choose_device(recipe.training.device)
             distributed.init(device)
             is_first = distributed.rank() == 0
             if is_first:
                 run_dir.check_run_dir(recipe, out, resume=resume, overwrite=overwrite)
+                is_new = not out.exists()
                 out.mkdir(parents=True, exist_ok=True)
                 resources.enter_context(folder_lock(out))
                 run_dir.prepare_run_dir(recipe, out, resume=resume, overwrite=overwrite)
@@ -92,6 +94,10 @@ def train(
                 came = signals.requested  # None: it came to another rank
                 raise Interrupted(f"stopped by {came.name if came else 'another process'}", came or SIGTERM)
             return _finish(loop, on_test)
+        except RecipeError:
+            if is_new:  # a run that cannot start leaves nothing in the way of the next
+                shutil.rmtree(out, ignore_errors=True)
+            raise
         except Interrupted as stop:
             command = f"mgk train --resume --out {out}"
             text = f"{stop} at {_last_step(out)}; go on with: {command}"

@@ -84,7 +84,9 @@ class Cpu(OperatorBackend):
             return f"it has room for {cpu_kernels.MAX_COMPONENTS} components, not {inputs.num_mixtures}"
         if needs_grad(inputs.attn_mask):
             return "it has no gradient for attn_mask"
-        return "it has counts, no moments" if task == "moments" else None
+        return (
+            "it has the counts of prior='em', not the moments of variance='em'" if task == "moments" else None
+        )
 
     def is_efficient(self, inputs: AttentionInputs) -> bool:
         """Where the kernels make the features, or for many scores; not in exports."""

@@ -50,7 +50,7 @@ class Triton(Backend[AttentionInputs]):
         if width > MOST_FEATURES:
             return f"it has room for {MOST_FEATURES} features, not {width}"
         if task == "moments":
-            return "it has counts, no moments"
+            return "it has the counts of prior='em', not the moments of variance='em'"
         if any(map(has_tangent, inputs)):
             return "it has no forward-mode derivative"
         return None if device.type == "cpu" else _failed_check(inputs.query)
