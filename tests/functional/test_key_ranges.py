@@ -273,7 +273,7 @@ def test_statistics_of_backends_agree(combination):
         case = make_case(function, sizes=(2, 2, 70, 131, 5, 4, 3), prior="component", mask=mask, **combination)
         inputs = inputs_of(case)
         truth = em_statistics.moments(inputs, backend="reference")
-        counts = [em_statistics.counts(inputs, backend=name) for name in BACKENDS]
+        counts = [em_statistics.counts(inputs, backend=name) for name in BACKENDS if name != "sdpa"]
         for result in counts:
             torch.testing.assert_close(result, truth.counts, atol=1e-10, rtol=0)
         result = em_statistics.moments(inputs, backend="blockwise")
