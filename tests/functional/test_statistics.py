@@ -13,6 +13,9 @@ from mgk.functional.mixture.inputs import validate_inputs
 from support.cases import BACKENDS as NAMES
 from support.cases import inputs_of, make_case
 
+COUNTS = [name for name in NAMES if name != "sdpa"]
+MOMENTS = [name for name in COUNTS if name != "cpu"]
+
 
 @pytest.mark.parametrize(
     ("function", "e_step", "mask", "is_causal"),
@@ -34,10 +37,11 @@ def test_every_backend_equals_the_reference(function, e_step, mask, is_causal):
     query_mask = torch.rand(2, 70) > 0.3
     inputs, log_prior = inputs_of(case), case.tensors["log_prior"]
     expected = em_statistics.m_step(inputs, query_mask, log_prior, "reference")
-    for backend in ("auto", *NAMES):
+    for backend in ("auto", *MOMENTS):
         result = em_statistics.m_step(inputs, query_mask, log_prior, backend)
         for name, a, b in zip(expected._fields, result, expected, strict=True):
             torch.testing.assert_close(a, b, atol=1e-9, rtol=1e-9, msg=f"{backend}: {name}")
+    for backend in ("auto", *COUNTS):
         torch.testing.assert_close(em_statistics.counts(inputs, query_mask, backend), expected.counts)
 
 
@@ -102,7 +106,7 @@ def test_no_matrix_of_all_pairs_is_made():
     assert biggest < length * length / 4
 
 
-@pytest.mark.parametrize("backend", ["auto", *NAMES])
+@pytest.mark.parametrize("backend", ["auto", *MOMENTS])
 @pytest.mark.parametrize("update_keys", [True, False])
 def test_variances_of_tight_clusters_far_from_the_mean_key(backend, update_keys):
     generator = torch.Generator().manual_seed(0)
