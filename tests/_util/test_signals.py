@@ -43,3 +43,19 @@ def test_exit_codes_are_those_of_shells(tmp_path, number, code, kind):
 def test_an_interruption_comes_back_from_another_process():
     error = pickle.loads(pickle.dumps(Interrupted("stopped", signal.SIGTERM)))
     assert (str(error), error.number, error.exit_code) == ("stopped", signal.SIGTERM, 143)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_while_the_package_loads_is_no_traceback(number, code):
+    # As the console script begins, with a signal at the package's first import.
+    program = f"""
+import os, sys
+def at_import(event, arguments):
+    if event == "import" and arguments[0] == "mgk._util.lazy":
+        os.kill(os.getpid(), {int(number)})
+sys.addaudithook(at_import)
+from mgk_command import main
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert ended.returncode == code
+    assert ended.stderr == f"mgk: stopped by {number.name}\n"
