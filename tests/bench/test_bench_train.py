@@ -65,11 +65,12 @@ def test_unfused_attention_gives_the_same_output():
 def test_steps_have_their_parts_and_packed_rows_the_tokens_of_padded_ones() -> None:
     settings = StepsSettings(rounds=1, tasks=("listops", "retrieval"), threads=1)
     rows = run("steps", settings).outcome.rows
-    assert [row["experiment"] for row in rows] == ["parts", "parts", "packing", "packing"]
+    assert [row["experiment"] for row in rows] == ["parts"] * 2 + ["packing"] * 3
     for row in rows[:2]:
         shares = [value for name, value in row.items() if name.endswith("_share")]
         assert sum(shares) == pytest.approx(1)
         assert row["attention_share"] > 0 < row["products_share"]
-    padded, packed = rows[2:]
-    assert padded["times_padded"] == 1
-    assert packed["times_padded"] == packed["tokens_per_second"] / padded["tokens_per_second"]
+    padded, grouped, packed = rows[2:]
+    assert padded["token_share"] < grouped["token_share"] <= packed["token_share"] == 1
+    assert grouped["times_grouped"] == 1
+    assert packed["times_grouped"] == packed["tokens_per_second"] / grouped["tokens_per_second"]

@@ -22,6 +22,7 @@ from mgk.training.tasks import count, lengths, make_model, model_class, num_toke
 
 # The vocabulary of a task; the lengths are those of the recipe.
 _VOCABULARIES = {"listops": 16, "text": 257, "retrieval": 257, "wikitext-2": 33278}
+_ROWS = ("padded", "grouped", "packed")
 # The beginnings of the names of a profile's events; what has none of them is the rest.
 PARTS = {
     "attention": ("_Mixture", "mgk::"),
@@ -35,9 +36,9 @@ PARTS = {
 
 
 def run(settings: StepsSettings, on_step: OnStep) -> Outcome:
-    """One row per recipe with its parts, then one for padded and one for packed rows."""
+    """One row per recipe with its parts, then one each for padded, grouped and packed rows."""
     rounds = settings.rounds
-    steps = Steps(on_step, len(settings.tasks) + 2 * (rounds + 1) * settings.packing)
+    steps = Steps(on_step, len(settings.tasks) + len(_ROWS) * (rounds + 1) * settings.packing)
     rows = []
     for task in settings.tasks:
         rows.append(_parts(task, settings))
@@ -98,29 +99,28 @@ def _seconds(step: Callable[[Batch], float], batch: Batch) -> float:
 
 
 def _packed_and_padded(settings: StepsSettings, steps: Steps) -> Iterator[Row]:
-    """Tokens per second of the same examples, padded and packed."""
-    works, tokens = {}, {}
+    """Tokens per second of padded rows, in random batches or of similar length, and of packed ones."""
+    works, tokens, shares = {}, {}, {}
     options = dict(load_recipe("listops", "laptop").data.options or {})
     options |= {"train": 640, "validation": 64, "test": 64}
     with tempfile.TemporaryDirectory() as folder:
-        for name in ("padded", "packed"):
-            is_packed = name == "packed"
-            changes = {"data.options": options, "data.folder": folder, "data.packing": is_packed}
+        for name in _ROWS:
+            changes = {"data.options": options, "data.folder": folder, "data.packing": name == "packed"}
             recipe = _recipe("listops", settings, **changes)
             data = open_data(recipe.data)
             examples = data.split("train")
-            by_length = None if is_packed else lengths(examples)
+            by_length = lengths(examples) if name == "grouped" else None
             size = recipe.training.batch_size
             indices = StepBatches(count(examples), size, settings.rounds + 1, lengths=by_length)
             batches = [data.collator([examples[i] for i in part]) for part in indices]
             torch.manual_seed(0)
             model = make_model(recipe, data)
             tokens[name] = sum(num_tokens(batch, model.config) for batch in batches[1:])
+            shares[name] = tokens[name] / sum(batch["input_ids"].numel() for batch in batches[1:])
             step, rest = bare_step(model.train()), iter(batches)
             works[name] = lambda step=step, rest=rest: step(next(rest))
     seconds = timing.measure(works, rounds=settings.rounds, on_run=steps)
     speeds = {name: tokens[name] / sum(times) for name, times in seconds.items()}
     for name, speed in speeds.items():
-        times_padded = speed / speeds["padded"]
-        speed_of = {"tokens_per_second": speed, "times_padded": times_padded}
-        yield {"experiment": "packing", "task": "listops", "rows": name, **speed_of}
+        values = {"tokens_per_second": speed, "times_grouped": speed / speeds["grouped"]}
+        yield {"experiment": "packing", "task": "listops", "rows": name, "token_share": shares[name], **values}

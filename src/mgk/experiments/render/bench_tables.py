@@ -197,8 +197,12 @@ def _steps(bench: Bench, file: str) -> str:
         for row in rows.where(experiment="parts").rows
     ]
     table = markdown_table(["", "ms", *parts], cells)
-    packed = rows.text("times_padded", experiment="packing", rows="packed")
-    return f"From `{file}`:\n\n{table}\n\n{text('bench_packing', times=packed)}"
+    packing = {row["rows"]: row for row in rows.where(experiment="packing").rows}
+    values: dict[str, float] = {}
+    for name in ("grouped", "padded"):
+        values[name] = packing["packed"]["tokens_per_second"] / packing[name]["tokens_per_second"]
+        values[f"{name}_padding"] = 1 - packing[name]["token_share"]
+    return f"From `{file}`:\n\n{table}\n\n{text('bench_packing', **values)}"
 
 
 def _steps_since(bench: Bench, file: str) -> str:
