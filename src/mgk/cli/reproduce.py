@@ -167,23 +167,23 @@ def _run_study(name: str, results: Path, runs: Path, tasks: Sequence[str] | None
     own_runs = runs if name == TABLES_STUDY else runs / name
     try:
         for title in dict.fromkeys(stage.title for stage in study.stages):
-            _run_stage(study, title, store, own_runs, options)
+            stages = tuple(stage for stage in study.stages if stage.title == title)
+            _run_stage(title, replace(study, stages=stages), store, own_runs, options)
+        # The seeds that follow from the first ones come last: a point that was never measured tells
+        # more than an interval made narrower.
+        further = study.extended(store.found(study.trials)).stages[len(study.stages) :]
+        _run_stage("further seeds", replace(study, stages=further), store, own_runs, options)
     finally:  # also where it was interrupted
         if not options.dry_run:
             _write_study(name, results, own_runs)
 
 
-def _run_stage(study: "Study", title: str, store: "ResultStore", runs: Path, options: _Options) -> None:
-    """Run the trials of the stages of this title, until no more seeds follow from them."""
-    while True:
-        whole = study.extended(store.found(study.trials))
-        stages = tuple(stage for stage in whole.stages if stage.title == title)
-        plan = replace(whole, stages=stages).plan(overwrite=options.overwrite)
-        if title and plan.trials:
-            typer.echo(f"{title}:", err=not options.dry_run)
-        missing = plan.missing(store, runs)
-        if not _run(plan, store.folder, runs, options) or not missing:
-            return
+def _run_stage(title: str, study: "Study", store: "ResultStore", runs: Path, options: _Options) -> None:
+    """Run the trials of a study that has the stages of one title alone."""
+    plan = study.plan(overwrite=options.overwrite)
+    if title and plan.trials:
+        typer.echo(f"{title}:", err=not options.dry_run)
+    _run(plan, store.folder, runs, options)
 
 
 def _study(name: str, results: Path, tasks: Sequence[str] | None) -> tuple[Path, "Study"]:

@@ -140,14 +140,13 @@ class Study:
         return Plan(trials, commands, overwrite="changed" if overwrite else "none", sha256=self.sha256)
 
     def extended(self, results: Sequence[TrialResult]) -> "Study":
-        """With the further seeds that the pairs' half-widths take, where the first ones are measured.
+        """With the further seeds that half-widths take, behind the stages, where the first ones are measured.
 
         Stein's rule: n = (t s / d)^2 seeds, s the standard deviation of a pair's differences over
         the first n0 seeds, t = t_0.975 of n0 - 1, d the half-width. The differences themselves decide nothing.
         """
-        stages: list[Stage] = []
+        further: list[Stage] = []
         for stage in self.stages:
-            stages.append(stage)
             if stage.max_seeds is None or not stage.is_ready:
                 continue
             needed = self.seeds_needed(stage, results)
@@ -155,8 +154,8 @@ class Study:
             for number in range(first, min(stage.max_seeds, max(needed.values(), default=0))):
                 models = tuple(name for name in stage.models if needed.get(name, 0) > number)
                 seed = stage.seeds[0] + number
-                stages.append(replace(stage, models=models, seeds=(seed,), max_seeds=None))
-        return replace(self, stages=tuple(stages))
+                further.append(replace(stage, models=models, seeds=(seed,), max_seeds=None))
+        return replace(self, stages=(*self.stages, *further))
 
     def seeds_needed(self, stage: Stage, results: Sequence[TrialResult]) -> dict[str, int]:
         """By model of the stage: the seeds that its pairs take."""
