@@ -198,19 +198,8 @@ def test_bytes_of_the_cache(attention, feature_map, key_heads):
     module = MixtureAttention(64, 4, variant=attention, **options)
     cache = module.new_cache()
     module(torch.randn(2, 21, 64), is_causal=True, cache=cache)
-    sizes = Sizes(
-        attention=attention,
-        heads=4,
-        key_heads=key_heads,
-        head_dim=16,
-        hidden=64,
-        layers=1,
-        intermediate=1,
-        length=21,
-        batch=2,
-        mixtures=3,
-        feature_map=feature_map,
-    )
+    shape = {"heads": 4, "key_heads": key_heads, "head_dim": 16, "hidden": 64, "layers": 1, "intermediate": 1}
+    sizes = Sizes(attention=attention, **shape, length=21, batch=2, mixtures=3, feature_map=feature_map)
     assert cost_model.cache_bytes(sizes).value == cache.nbytes
 
 

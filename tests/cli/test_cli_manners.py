@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 MGK = (sys.executable, "-m", "mgk")
+ENDLESS = [*MGK, *["compare", "listops", "--preset", "smoke", "--steps", "100000", "--out"]]
 pytestmark = pytest.mark.usefixtures("own_data_folder")
 
 
@@ -63,17 +64,7 @@ def test_what_cannot_be_meant_is_one_sentence(tmp_path, monkeypatch, arguments, 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 @pytest.mark.parametrize("seconds", [0.3, 2.0])
 def test_a_signal_to_the_parent_alone_ends_a_comparison(tmp_path, number, code, seconds):
-    command = [
-        *MGK,
-        "compare",
-        "listops",
-        "--preset",
-        "smoke",
-        "--steps",
-        "100000",
-        "--out",
-        str(tmp_path / "out"),
-    ]
+    command = [*ENDLESS, str(tmp_path / "out")]
     with (tmp_path / "errors").open("w") as errors:
         process = subprocess.Popen(command, stdout=errors, stderr=errors, start_new_session=True)
         time.sleep(seconds)
@@ -89,17 +80,7 @@ def test_a_signal_to_the_parent_alone_ends_a_comparison(tmp_path, number, code, 
 
 
 def test_orphans_end_without_a_word(tmp_path):
-    command = [
-        *MGK,
-        "compare",
-        "listops",
-        "--preset",
-        "smoke",
-        "--steps",
-        "100000",
-        "--out",
-        str(tmp_path / "out"),
-    ]
+    command = [*ENDLESS, str(tmp_path / "out")]
     process = subprocess.Popen(
         command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
     )

@@ -14,6 +14,8 @@ from mgk.experiments.compare.result import Comparison, Result
 from mgk.experiments.model_analysis import Inspection
 from mgk.experiments.model_spec import ModelSpec
 
+SHAPE = {"head_dim": 32, "hidden": 64, "layers": 2, "intermediate": 128, "length": 20, "labels": 10}
+
 
 def example(seeds=1, metric="accuracy", names=("softmax:2", "smgk:1", "mgk:1")):
     """Models that get a little better from one to the next."""
@@ -24,17 +26,7 @@ def example(seeds=1, metric="accuracy", names=("softmax:2", "smgk:1", "mgk:1")):
     results, flops = [], {}
     for place, name in enumerate(names):
         model = ModelSpec.parse(name)
-        sizes = cost_model.Sizes(
-            attention=model.attention,
-            heads=model.heads,
-            head_dim=32,
-            hidden=64,
-            layers=2,
-            intermediate=128,
-            length=20,
-            labels=10,
-            head="classification",
-        )
+        sizes = cost_model.Sizes(attention=model.attention, heads=model.heads, head="classification", **SHAPE)
         flops[name] = cost_model.forward_flops(sizes)
         is_accuracy = metric == "accuracy"
         values = tuple(tables[place].mean(1).tolist()) if is_accuracy else perplexities[place]

@@ -22,9 +22,9 @@ from mgk.experiments.evidence.decision_rules import MARGINS, least_regret, regre
 from mgk.experiments.evidence.effects import late_change, seeds_for
 from mgk.experiments.model_spec import ModelSpec, sizes_of
 from mgk.experiments.plan import QUICK, find_studies, reproduction_plan
-from mgk.experiments.render.frontier import read_frontier, write_frontier
-from mgk.experiments.render.initialisation import read_initialisation, write_initialisation
-from mgk.experiments.render.learning_rates import write_learning_rates
+from mgk.experiments.render.frontier import Frontier
+from mgk.experiments.render.initialisation import Initialisation
+from mgk.experiments.render.learning_rates import LearningRates
 from mgk.experiments.reproduce.registry import EXPERIMENTS
 from mgk.experiments.result_store import ResultStore
 from mgk.experiments.step_times import measure_times
@@ -165,7 +165,7 @@ def test_the_choice_follows_the_criterion(results):
     }
     store = ResultStore(results / "initialisation")
     study = read_study(results / "initialisation")
-    assert read_initialisation(results).sentences() == [
+    assert Initialisation.read(results).sentences() == [
         "0 of 9 trials are done; no initialisation is chosen yet."
     ]
     base = record("wikitext-2", ModelSpec("mgk", 1), 0, perplexity=4.0)
@@ -173,10 +173,10 @@ def test_the_choice_follows_the_criterion(results):
         value = values[trial.model.attention, str(trial.model.init)] + 0.01 * trial.seed
         summary = replace(base.summary, metric="bits_per_byte", metrics={"validation_bits_per_byte": value})
         store.write(replace(base, trial=trial, recipe=trial.recipe, summary=summary))
-    found = read_initialisation(results)
+    found = Initialisation.read(results)
     assert found.choice(["softmax"]) == ("0.1", pytest.approx(0.005, rel=0.02))
     assert "| softmax:2 | 2.000, 2.010 | 2.010, 2.020 |" in found.markdown()
-    names = {path.name for path in write_initialisation(results)}
+    names = {path.name for path in Initialisation.write(results)}
     assert names == {"summary.json", "initialisation.png"}
 
 
@@ -189,7 +189,7 @@ def test_initialisations_are_compared_over_the_seeds_that_all_of_them_have(resul
             metrics = {"validation_bits_per_byte": 2.0 * (1 + 0.1 * trial.seed)}
             summary = replace(base.summary, metric="bits_per_byte", metrics=metrics)
             store.write(replace(base, trial=trial, recipe=trial.recipe, summary=summary))
-    assert read_initialisation(results).choice()[1] == 0
+    assert Initialisation.read(results).choice()[1] == 0
 
 
 RATES = """
@@ -235,7 +235,7 @@ def frontier(tmp_path):
         is_better = trial.learning_rate == (0.001 if trial.model.attention == "smgk" else 0.004)
         if trial.model.key_value_heads is None or trial.seed == 100:
             store.write(bits(trial, (2.0 if is_better else 2.1) + 0.2 * (trial.seed - 100)))
-    write_learning_rates(results)
+    LearningRates.write(results)
     return results
 
 
@@ -254,7 +254,7 @@ def complete(results):
     for trial in read_study(results / "learning-rates").trials:
         if not store.has(trial):
             store.write(bits(trial, 2.0))
-    write_learning_rates(results)
+    LearningRates.write(results)
     study, store = read_study(results / "frontier"), ResultStore(results / "frontier")
     for trial in study.stages[0].trials:
         gain = GAINS[trial.seed] if trial.model.attention == "smgk" else 0.0
@@ -283,7 +283,7 @@ def test_seeds_follow_from_the_variance_of_the_first_ones(frontier):
 
 def test_the_frontier_has_paired_gains_costs_and_advice(frontier):
     complete(frontier)
-    found = read_frontier(frontier)
+    found = Frontier.read(frontier)
     softmax, smgk, grouped = found.points
     assert (softmax.gain.estimate, softmax.gain.high) == (0, 0)
     assert smgk.gain.estimate == pytest.approx(2.0)
@@ -294,8 +294,11 @@ def test_the_frontier_has_paired_gains_costs_and_advice(frontier):
     assert smgk.costs["flops"] < grouped.costs["flops"] == softmax.costs["flops"]
     assert [point.model for point in found.front("cache")] == ["smgk:2"]  # as cheap as any, and the best
     assert found.sentences()[0] == "With half the cache: take smgk with 2 heads."
+    assert found.comparisons() == [
+        "**Better**: smgk with 2 heads vs softmax with 4 heads (with half the cache)."
+    ]
     assert "| smgk, 2 heads | 4 |" in found.markdown()
-    assert {path.name for path in write_frontier(frontier)} == {"summary.json", "frontier.png"}
+    assert {path.name for path in Frontier.write(frontier)} == {"summary.json", "frontier.png"}
 
 
 def test_an_open_question_says_how_many_seeds_would_close_it():

@@ -5,14 +5,7 @@ import torch
 from tiny_models import VARIANTS, config, moved, tokens
 from torch.export import Dim
 
-from mgk.models import (
-    MgkForCausalLM,
-    MgkForMaskedLM,
-    MgkForQuestionAnswering,
-    MgkForSequenceClassification,
-    MgkForTokenClassification,
-    MgkModel,
-)
+from mgk import models
 from support.versions import needs_fullgraph
 
 pytestmark = needs_fullgraph
@@ -20,7 +13,7 @@ pytestmark = needs_fullgraph
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_compiled_forward_and_gradients(variant):
-    model = moved(MgkForSequenceClassification(config(variant, position="rotary")))
+    model = moved(models.MgkForSequenceClassification(config(variant, position="rotary")))
     ids, mask = tokens(2, 7), torch.tensor([[1] * 7, [1] * 4 + [0] * 3])
     labels = torch.tensor([0, 2])
     expected = model(ids, attention_mask=mask, labels=labels)
@@ -36,7 +29,7 @@ def test_compiled_forward_and_gradients(variant):
 @pytest.mark.parametrize("variant", VARIANTS)
 @torch.no_grad()
 def test_compiled_decoder(variant):
-    model, ids = moved(MgkForCausalLM(config(variant))), tokens(2, 7)
+    model, ids = moved(models.MgkForCausalLM(config(variant))), tokens(2, 7)
     torch.compiler.reset()
     compiled = torch.compile(model, fullgraph=True, backend="eager")
     options = {"labels": ids, "use_cache": False, "output_attentions": True, "output_hidden_states": True}
@@ -48,7 +41,7 @@ def test_compiled_decoder(variant):
 @pytest.mark.parametrize("variant", ["smgk", "mlk"])
 @torch.no_grad()
 def test_compiled_decoder_with_a_cache(variant):
-    model, ids = moved(MgkForCausalLM(config(variant, num_hidden_layers=1))), tokens(2, 4)
+    model, ids = moved(models.MgkForCausalLM(config(variant, num_hidden_layers=1))), tokens(2, 4)
     torch.compiler.reset()
     compiled = torch.compile(model, fullgraph=True, backend="eager")
     cache = compiled(ids[:, :3], use_cache=True).past_key_values
@@ -57,8 +50,13 @@ def test_compiled_decoder_with_a_cache(variant):
 
 
 HEADS = (
-    *(MgkModel, MgkForSequenceClassification, MgkForTokenClassification, MgkForMaskedLM),
-    *(MgkForQuestionAnswering, MgkForCausalLM),
+    *(
+        models.MgkModel,
+        models.MgkForSequenceClassification,
+        models.MgkForTokenClassification,
+        models.MgkForMaskedLM,
+    ),
+    *(models.MgkForQuestionAnswering, models.MgkForCausalLM),
 )
 LONG = 512  # beyond every length at which the backends change
 DYNAMIC = {0: Dim("batch", max=64), 1: Dim("length", max=LONG)}

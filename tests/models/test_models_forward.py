@@ -8,30 +8,21 @@ from tiny_models import VARIANTS, VOCAB, config, moved, tokens
 from torch import nn
 from transformers import DynamicCache
 
+from mgk import models
 from mgk.data import Collator
-from mgk.models import (
-    MgkForCausalLM,
-    MgkForDocumentRetrieval,
-    MgkForImageClassification,
-    MgkForMaskedLM,
-    MgkForQuestionAnswering,
-    MgkForSequenceClassification,
-    MgkForTokenClassification,
-    MgkModel,
-)
 
 LENGTHS = (11, 4, 7)
 
 
 def sequences(cls, *, seed=0):
     """Examples of different lengths, as mgk.data gives them."""
-    names = ["input_ids", "input_ids_2"] if cls is MgkForDocumentRetrieval else ["input_ids"]
+    names = ["input_ids", "input_ids_2"] if cls is models.MgkForDocumentRetrieval else ["input_ids"]
     examples = []
     for row, length in enumerate(LENGTHS):
         example = {
             name: tokens(length + 2 * place, seed=seed + 10 * row + place) for place, name in enumerate(names)
         }
-        labels = example["input_ids"] if cls is MgkForCausalLM else torch.tensor(row)
+        labels = example["input_ids"] if cls is models.MgkForCausalLM else torch.tensor(row)
         examples.append({**example, "labels": labels})
     return examples
 
@@ -40,11 +31,11 @@ def sequences(cls, *, seed=0):
 @pytest.mark.parametrize(
     ("cls", "options"),
     [
-        (MgkForSequenceClassification, {}),
-        (MgkForSequenceClassification, {"pooling": "cls", "position": "rotary"}),
-        (MgkForDocumentRetrieval, {"position": "sinusoidal"}),
-        (MgkForImageClassification, {"position": "none"}),
-        (MgkForCausalLM, {}),
+        (models.MgkForSequenceClassification, {}),
+        (models.MgkForSequenceClassification, {"pooling": "cls", "position": "rotary"}),
+        (models.MgkForDocumentRetrieval, {"position": "sinusoidal"}),
+        (models.MgkForImageClassification, {"position": "none"}),
+        (models.MgkForCausalLM, {}),
     ],
     ids=["sequence", "cls-rotary", "retrieval", "image", "causal"],
 )
@@ -58,9 +49,9 @@ def test_a_batch_equals_its_rows(variant, cls, options):
     for number, row in enumerate(rows):
         mine = out.logits[number : number + 1]
         torch.testing.assert_close(
-            mine[:, : row.logits.shape[1]] if cls is MgkForCausalLM else mine, row.logits
+            mine[:, : row.logits.shape[1]] if cls is models.MgkForCausalLM else mine, row.logits
         )
-    weights = torch.tensor([len(e["labels"]) - 1.0 if cls is MgkForCausalLM else 1.0 for e in examples])
+    weights = torch.tensor([len(e["labels"]) - 1.0 if cls is models.MgkForCausalLM else 1.0 for e in examples])
     alone = sum(w * row.loss for w, row in zip(weights, rows, strict=True)) / weights.sum()
     torch.testing.assert_close(out.loss, alone)
     found, expected = (
@@ -71,7 +62,7 @@ def test_a_batch_equals_its_rows(variant, cls, options):
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_padding_may_be_on_either_side(variant):
-    model = moved(MgkForSequenceClassification(config(variant)))
+    model = moved(models.MgkForSequenceClassification(config(variant)))
     ids = tokens(2, 6)
     right = model(nn.functional.pad(ids, (0, 3)), attention_mask=nn.functional.pad(torch.ones(2, 6), (0, 3)))
     left = model(
@@ -83,7 +74,13 @@ def test_padding_may_be_on_either_side(variant):
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize(
-    "cls", [MgkForSequenceClassification, MgkForDocumentRetrieval, MgkForImageClassification, MgkForCausalLM]
+    "cls",
+    [
+        models.MgkForSequenceClassification,
+        models.MgkForDocumentRetrieval,
+        models.MgkForImageClassification,
+        models.MgkForCausalLM,
+    ],
 )
 def test_attentions_and_hidden_states(variant, cls):
     model = moved(cls(config(variant)))
@@ -92,7 +89,7 @@ def test_attentions_and_hidden_states(variant, cls):
     out = model(**batch, output_attentions=True, output_hidden_states=True)
     torch.testing.assert_close(out.logits, plain.logits, atol=0, rtol=0)
     pairs = [(batch["input_ids"], batch["attention_mask"], out.hidden_states, out.attentions)]
-    if cls is MgkForDocumentRetrieval:
+    if cls is models.MgkForDocumentRetrieval:
         pairs.append((batch["input_ids_2"], batch["attention_mask_2"], out.hidden_states_2, out.attentions_2))
     for ids, mask, hidden_states, attentions in pairs:
         length = ids.shape[1]
@@ -104,7 +101,7 @@ def test_attentions_and_hidden_states(variant, cls):
             torch.testing.assert_close(weights.sum(-1), torch.ones(3, 2, length))
             hidden = mask == 0
             assert not weights.masked_select(hidden[:, None, None]).any()
-            if cls is MgkForCausalLM:
+            if cls is models.MgkForCausalLM:
                 assert not weights.triu(1).any()
     as_tuple = model(**batch, output_attentions=True, return_dict=False)
     assert isinstance(as_tuple, tuple)
@@ -112,7 +109,7 @@ def test_attentions_and_hidden_states(variant, cls):
 
 
 def test_retrieval_classifies_both_vectors_their_product_and_difference():
-    model = moved(MgkForDocumentRetrieval(config("mgk")))
+    model = moved(models.MgkForDocumentRetrieval(config("mgk")))
     first, second = tokens(2, 6), tokens(2, 9, seed=1)
     x1, x2 = (model.model(ids).last_hidden_state.mean(1) for ids in (first, second))
     expected = model.classifier.out(model.classifier.dense(torch.cat([x1, x2, x1 * x2, x1 - x2], -1)).relu())
@@ -120,7 +117,7 @@ def test_retrieval_classifies_both_vectors_their_product_and_difference():
 
 
 def test_the_layer_is_pre_norm():
-    model = moved(MgkModel(config("smgk", num_hidden_layers=1)))
+    model = moved(models.MgkModel(config("smgk", num_hidden_layers=1)))
     layer, ids = model.layers[0], tokens(2, 5)
     x = model.embeddings.tokens(ids) + model.embeddings.positions(torch.arange(5))
     x = x + layer.attention(layer.attention_norm(x))
@@ -131,7 +128,7 @@ def test_the_layer_is_pre_norm():
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_patches(variant):
     sizes = {"image_size": 8, "patch_size": 4, "num_channels": 3}
-    model = moved(MgkForImageClassification(config(variant, **sizes)))
+    model = moved(models.MgkForImageClassification(config(variant, **sizes)))
     assert model.main_input_name == "pixel_values"
     images = torch.rand(2, 3, 8, 8)
     out = model(pixel_values=images, labels=torch.tensor([0, 2]), output_hidden_states=True)
@@ -149,7 +146,7 @@ def test_patches(variant):
 
 
 def test_padded_embeddings_may_hold_anything():
-    model, vectors = moved(MgkForSequenceClassification(config())), torch.randn(2, 7, 16)
+    model, vectors = moved(models.MgkForSequenceClassification(config())), torch.randn(2, 7, 16)
     mask = torch.ones(2, 7)
     mask[1, 4:] = 0
     gradients = []
@@ -165,7 +162,7 @@ def test_padded_embeddings_may_hold_anything():
 
 def test_embeddings_in_place_of_tokens():
     for options in ({}, {"position": "sinusoidal"}):
-        model = moved(MgkForCausalLM(config(**options)))
+        model = moved(models.MgkForCausalLM(config(**options)))
         ids = tokens(2, 6)
         embedded = model(inputs_embeds=model.get_input_embeddings()(ids))
         torch.testing.assert_close(embedded.logits, model(ids).logits)
@@ -175,7 +172,7 @@ def test_embeddings_in_place_of_tokens():
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_gradient_checkpointing_gives_the_same_gradients_and_counts_once(variant, reentrant):
     options = {"prior": "em", "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    plain = moved(MgkForCausalLM(config(variant, **options))).train()
+    plain = moved(models.MgkForCausalLM(config(variant, **options))).train()
     checkpointed = copy.deepcopy(plain)
     checkpointed.gradient_checkpointing_enable({"use_reentrant": reentrant})
     ids = tokens(2, 8)
@@ -194,7 +191,7 @@ def test_gradient_checkpointing_gives_the_same_gradients_and_counts_once(variant
 
 
 def test_training_keeps_no_cache_unless_asked():
-    model = MgkForCausalLM(config())
+    model = models.MgkForCausalLM(config())
     ids = tokens(2, 5)
     assert model(ids).past_key_values is None
     assert model(ids, use_cache=True).past_key_values is not None
@@ -204,7 +201,7 @@ def test_training_keeps_no_cache_unless_asked():
 
 
 def test_the_m_step_updates_every_layer():
-    model = MgkForSequenceClassification(config("mgk", prior="em", variance="em", prior_momentum=0.5))
+    model = models.MgkForSequenceClassification(config("mgk", prior="em", variance="em", prior_momentum=0.5))
     assert [layer.attention.prior.momentum for layer in model.model.layers] == [0.5, 0.5]
     before = {name: x.clone() for name, x in model.named_buffers() if name.endswith(("pi", "sigma2"))}
     model(tokens(4, 9), labels=torch.tensor([0, 1, 2, 0]))
@@ -216,7 +213,7 @@ def test_the_m_step_updates_every_layer():
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_dtypes_and_resized_vocabulary(variant):
-    model = moved(MgkForCausalLM(config(variant)))
+    model = moved(models.MgkForCausalLM(config(variant)))
     ids = tokens(2, 6)
     exact = model(ids).logits
     assert model.to(torch.float64)(ids).logits.dtype == torch.float64
@@ -229,14 +226,20 @@ def test_dtypes_and_resized_vocabulary(variant):
     assert model.lm_head.weight is model.get_input_embeddings().weight
     out = model(ids + 5)
     assert out.logits.shape == (2, 6, VOCAB + 5)
-    classifier = MgkForSequenceClassification(config(variant))
+    classifier = models.MgkForSequenceClassification(config(variant))
     classifier.resize_token_embeddings(12)
     with pytest.raises(ValueError, match=r"input_ids must be from 0 to 11"):
         classifier(torch.full((1, 2), 12))
 
 
 @pytest.mark.parametrize(
-    "cls", [MgkModel, MgkForSequenceClassification, MgkForImageClassification, MgkForCausalLM]
+    "cls",
+    [
+        models.MgkModel,
+        models.MgkForSequenceClassification,
+        models.MgkForImageClassification,
+        models.MgkForCausalLM,
+    ],
 )
 def test_bad_input_is_one_clear_error(cls):
     model = moved(cls(config()))
@@ -265,7 +268,7 @@ def test_bad_input_is_one_clear_error(cls):
     with pytest.raises(TypeError, match="unexpected"):
         model(ids, attention_msk=torch.ones(2, 5))
     assert torch.isfinite(model(tokens(1, 48))[0]).all()
-    if cls is MgkModel:
+    if cls is models.MgkModel:
         with pytest.raises(ValueError, match=r"inputs_embeds must have shape \(B, L, 16\), got \(2, 5, 9\)"):
             model(inputs_embeds=torch.rand(2, 5, 9))
         with pytest.raises(ValueError, match=r"positions must be from 0 to 47 .*got 3 to 60"):
@@ -274,7 +277,7 @@ def test_bad_input_is_one_clear_error(cls):
             model(pixel_values=torch.rand(2, 3, 32, 32))
 
 
-@pytest.mark.parametrize("cls", [MgkModel, MgkForSequenceClassification, MgkForCausalLM])
+@pytest.mark.parametrize("cls", [models.MgkModel, models.MgkForSequenceClassification, models.MgkForCausalLM])
 def test_masks_are_ones_and_zeros_of_any_dtype_and_additive_ones_raise(cls):
     model, ids = moved(cls(config())), tokens(2, 5)
     mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
@@ -293,8 +296,18 @@ def test_masks_are_ones_and_zeros_of_any_dtype_and_additive_ones_raise(cls):
 
 POSITIONS = ("learned", "sinusoidal", "rotary", "none")
 HEADS = (
-    *(MgkModel, MgkForSequenceClassification, MgkForDocumentRetrieval, MgkForImageClassification),
-    *(MgkForCausalLM, MgkForTokenClassification, MgkForMaskedLM, MgkForQuestionAnswering),
+    *(
+        models.MgkModel,
+        models.MgkForSequenceClassification,
+        models.MgkForDocumentRetrieval,
+        models.MgkForImageClassification,
+    ),
+    *(
+        models.MgkForCausalLM,
+        models.MgkForTokenClassification,
+        models.MgkForMaskedLM,
+        models.MgkForQuestionAnswering,
+    ),
 )
 
 
@@ -304,14 +317,14 @@ HEADS = (
 @pytest.mark.parametrize("position", POSITIONS)
 @torch.no_grad()
 def test_every_position_in_every_model_for_every_batch(position, cls, pooling, masked):
-    if cls is MgkForCausalLM and pooling == "cls":
+    if cls is models.MgkForCausalLM and pooling == "cls":
         pytest.skip("a decoder has no first vector that sees the sequence")
     for variant in VARIANTS:
         model = moved(cls(config(variant, position=position, pooling=pooling)))
         ids = tokens(3, 7)
         mask = torch.tensor([[1] * 7, [1] * 5 + [0] * 2, [1] * 3 + [0] * 4])
         given = [{"input_ids": ids}, {"attention_mask": mask} if masked else {}]
-        if cls is MgkForDocumentRetrieval:
+        if cls is models.MgkForDocumentRetrieval:
             given += [{f"{name}_2": value.flip(0) for name, value in part.items()} for part in given]
         batch = {name: value for part in given for name, value in part.items()}
         out = model(**batch)[0]
@@ -321,7 +334,7 @@ def test_every_position_in_every_model_for_every_batch(position, cls, pooling, m
 
 
 def test_position_ids_for_all_rows_and_for_each():
-    model, ids = moved(MgkModel(config(position="rotary"))), tokens(3, 5)
+    model, ids = moved(models.MgkModel(config(position="rotary"))), tokens(3, 5)
     steps = torch.arange(5)[None] * 2
     torch.testing.assert_close(
         model(ids, position_ids=steps).last_hidden_state,
@@ -333,15 +346,15 @@ def test_position_ids_for_all_rows_and_for_each():
 def test_bad_labels():
     ids = tokens(2, 5)
     with pytest.raises(ValueError, match=r"labels must be from 0 to 2 \(num_labels - 1\) or -100, got 1 to 3"):
-        MgkForSequenceClassification(config())(ids, labels=torch.tensor([1, 3]))
+        models.MgkForSequenceClassification(config())(ids, labels=torch.tensor([1, 3]))
     with pytest.raises(ValueError, match=r"labels must be from 0 to 29 \(vocab_size - 1\) or -100"):
-        MgkForCausalLM(config())(ids, labels=ids + VOCAB)
+        models.MgkForCausalLM(config())(ids, labels=ids + VOCAB)
     with pytest.raises(ValueError, match=r"labels must have the shape of input_ids, \(2, 5\), got \(2, 4\)"):
-        MgkForCausalLM(config())(ids, labels=ids[:, 1:])
+        models.MgkForCausalLM(config())(ids, labels=ids[:, 1:])
     with pytest.raises(ValueError, match="input_ids_2 is missing"):
-        MgkForDocumentRetrieval(config())(ids)
+        models.MgkForDocumentRetrieval(config())(ids)
     with pytest.raises(ValueError, match="input_ids_2 must have as many rows as input_ids, 2, got 1"):
-        MgkForDocumentRetrieval(config())(ids, input_ids_2=ids[:1])
+        models.MgkForDocumentRetrieval(config())(ids, input_ids_2=ids[:1])
 
 
 @pytest.mark.parametrize(
@@ -354,7 +367,7 @@ def test_bad_labels():
     ids=["classes", "independent", "regression"],
 )
 def test_kinds_of_problems(labels, num_labels, expected):
-    model = moved(MgkForSequenceClassification(config(num_labels=num_labels)))
+    model = moved(models.MgkForSequenceClassification(config(num_labels=num_labels)))
     out = model(tokens(2, 5), labels=labels)
     torch.testing.assert_close(out.loss, expected(out.logits, labels))
     half = model(tokens(2, 5), labels=labels, num_items_in_batch=2 * labels.numel()).loss
@@ -362,7 +375,7 @@ def test_kinds_of_problems(labels, num_labels, expected):
 
 
 def test_a_row_without_tokens_has_no_nan():
-    model = moved(MgkForSequenceClassification(config("smgk")))
+    model = moved(models.MgkForSequenceClassification(config("smgk")))
     mask = torch.tensor([[1, 1, 1], [0, 0, 0]])
     out = model(tokens(2, 3), attention_mask=mask, labels=torch.tensor([0, 1]))
     assert out.logits.isfinite().all()
@@ -370,13 +383,13 @@ def test_a_row_without_tokens_has_no_nan():
     assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
 
 
-TOKEN_HEADS = (MgkForTokenClassification, MgkForMaskedLM, MgkForQuestionAnswering)
+TOKEN_HEADS = (models.MgkForTokenClassification, models.MgkForMaskedLM, models.MgkForQuestionAnswering)
 
 
 def targets_of(cls, ids):
-    if cls is MgkForQuestionAnswering:
+    if cls is models.MgkForQuestionAnswering:
         return {"start_positions": torch.tensor([2, 0, 99]), "end_positions": torch.tensor([3, 1, 99])}
-    labels = ids.clone() if cls is MgkForMaskedLM else ids % 3
+    labels = ids.clone() if cls is models.MgkForMaskedLM else ids % 3
     labels[:, ::2] = -100
     return {"labels": labels}
 
@@ -393,9 +406,9 @@ def test_heads_of_tokens(cls, variant, pooling):
     if "labels" in targets:
         targets["labels"][mask == 0] = -100
     out = model(ids, attention_mask=mask, **targets, output_attentions=True, output_hidden_states=True)
-    logits = [out.start_logits, out.end_logits] if cls is MgkForQuestionAnswering else [out.logits]
+    logits = [out.start_logits, out.end_logits] if cls is models.MgkForQuestionAnswering else [out.logits]
     hidden = model.model(ids, mask).last_hidden_state[:, int(pooling == "cls") :]
-    width = 3 if cls is MgkForTokenClassification else VOCAB
+    width = 3 if cls is models.MgkForTokenClassification else VOCAB
     assert [x.shape for x in logits] == ([(3, 7)] * 2 if len(logits) == 2 else [(3, 7, width)])
     torch.testing.assert_close(
         torch.stack(logits, -1) if len(logits) == 2 else logits[0], model.get_submodule(model.head_name)(hidden)
@@ -415,22 +428,22 @@ def test_heads_of_tokens(cls, variant, pooling):
         assert parameter.grad is not None, name
     for row, length in enumerate((7, 5, 4)):
         alone = model(ids[row : row + 1, :length])
-        found = alone.start_logits if cls is MgkForQuestionAnswering else alone.logits
+        found = alone.start_logits if cls is models.MgkForQuestionAnswering else alone.logits
         torch.testing.assert_close(found, logits[0][row : row + 1, :length])
 
 
 def test_masked_language_modelling_ties_its_weights_and_is_no_decoder():
-    model = MgkForMaskedLM(config())
+    model = models.MgkForMaskedLM(config())
     assert model.lm_head.weight is model.get_input_embeddings().weight
     model.resize_token_embeddings(VOCAB + 2)
     assert model(tokens(2, 5)).logits.shape == (2, 5, VOCAB + 2)
-    assert MgkForMaskedLM(config(tie_word_embeddings=False)).lm_head.weight.shape == (VOCAB, 16)
+    assert models.MgkForMaskedLM(config(tie_word_embeddings=False)).lm_head.weight.shape == (VOCAB, 16)
     for options in ({"is_decoder": True}, {"adaptive_cutoffs": [5], "adaptive_div_value": 2.0}):
         with pytest.raises(ValueError, match=f"{next(iter(options))} must not be set for MgkForMaskedLM"):
-            MgkForMaskedLM(config(**options))
+            models.MgkForMaskedLM(config(**options))
 
 
-@pytest.mark.parametrize("cls", [MgkForTokenClassification, MgkForMaskedLM])
+@pytest.mark.parametrize("cls", [models.MgkForTokenClassification, models.MgkForMaskedLM])
 def test_bad_labels_of_tokens(cls):
     ids = tokens(2, 5)
     with pytest.raises(ValueError, match=r"labels must have the shape of input_ids, \(2, 5\), got \(2, 4\)"):

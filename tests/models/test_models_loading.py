@@ -25,30 +25,20 @@ from transformers import (
     AutoModelForTokenClassification,
 )
 
-from mgk.models import (
-    MgkForCausalLM,
-    MgkForDocumentRetrieval,
-    MgkForImageClassification,
-    MgkForMaskedLM,
-    MgkForQuestionAnswering,
-    MgkForSequenceClassification,
-    MgkForTokenClassification,
-    MgkModel,
-    write_card,
-)
+from mgk import models
 from mgk.models.configuration import MgkConfig
 from mgk.nn import MixtureAttention
 
 WEIGHTS = "model.safetensors"
 CLASSES = (
-    MgkModel,
-    MgkForSequenceClassification,
-    MgkForDocumentRetrieval,
-    MgkForCausalLM,
-    MgkForImageClassification,
-    MgkForTokenClassification,
-    MgkForMaskedLM,
-    MgkForQuestionAnswering,
+    models.MgkModel,
+    models.MgkForSequenceClassification,
+    models.MgkForDocumentRetrieval,
+    models.MgkForCausalLM,
+    models.MgkForImageClassification,
+    models.MgkForTokenClassification,
+    models.MgkForMaskedLM,
+    models.MgkForQuestionAnswering,
 )
 
 
@@ -60,7 +50,7 @@ def change_weights(folder: Path, change) -> None:
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
-    moved(MgkForSequenceClassification(config("smgk"))).save_pretrained(tmp_path)
+    moved(models.MgkForSequenceClassification(config("smgk"))).save_pretrained(tmp_path)
     return tmp_path
 
 
@@ -83,13 +73,13 @@ def test_every_class_comes_back_with_every_weight(variant, tmp_path):
 @pytest.mark.parametrize(
     ("auto", "cls"),
     [
-        (AutoModel, MgkModel),
-        (AutoModelForSequenceClassification, MgkForSequenceClassification),
-        (AutoModelForCausalLM, MgkForCausalLM),
-        (AutoModelForImageClassification, MgkForImageClassification),
-        (AutoModelForTokenClassification, MgkForTokenClassification),
-        (AutoModelForMaskedLM, MgkForMaskedLM),
-        (AutoModelForQuestionAnswering, MgkForQuestionAnswering),
+        (AutoModel, models.MgkModel),
+        (AutoModelForSequenceClassification, models.MgkForSequenceClassification),
+        (AutoModelForCausalLM, models.MgkForCausalLM),
+        (AutoModelForImageClassification, models.MgkForImageClassification),
+        (AutoModelForTokenClassification, models.MgkForTokenClassification),
+        (AutoModelForMaskedLM, models.MgkForMaskedLM),
+        (AutoModelForQuestionAnswering, models.MgkForQuestionAnswering),
     ],
 )
 def test_auto_classes(auto, cls, tmp_path):
@@ -104,25 +94,25 @@ def test_auto_classes(auto, cls, tmp_path):
 
 
 def test_shards(tmp_path):
-    model = moved(MgkForCausalLM(config("mgk")))
+    model = moved(models.MgkForCausalLM(config("mgk")))
     model.save_pretrained(tmp_path, max_shard_size="8KB")
     shards = sorted(tmp_path.glob("model-*.safetensors"))
     assert len(shards) > 2
-    again = MgkForCausalLM.from_pretrained(tmp_path)
+    again = models.MgkForCausalLM.from_pretrained(tmp_path)
     assert torch.equal(again(tokens(2, 7)).logits, model(tokens(2, 7)).logits)
     shards[1].unlink()
     with pytest.raises(OSError, match=shards[1].name):
-        MgkForCausalLM.from_pretrained(tmp_path)
+        models.MgkForCausalLM.from_pretrained(tmp_path)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_meta_device_initialisation_has_the_right_distribution(variant, tmp_path):
     """A checkpoint of the transformer alone, made into a classifier: what is new is drawn, what is there is kept."""
     options = {"feature_map": "favor"} if variant in LINEAR else {}
-    base = moved(MgkModel(config(variant, **options, pooling="cls")))
+    base = moved(models.MgkModel(config(variant, **options, pooling="cls")))
     base.save_pretrained(tmp_path)
     torch.manual_seed(3)
-    model = MgkForSequenceClassification.from_pretrained(tmp_path)
+    model = models.MgkForSequenceClassification.from_pretrained(tmp_path)
     for name, weight in base.state_dict().items():
         assert torch.equal(model.model.state_dict()[name], weight)
     bound = (6 / (16 + 20)) ** 0.5
@@ -139,7 +129,7 @@ def test_attention_starts_as_the_module_alone_does(variant):
     options = {"num_mixtures": 3, "hidden_size": 64, "num_attention_heads": 4, "head_dim": 32}
     if variant in ("mgk", "smgk"):
         options["variance"] = "learned"
-    model = MgkModel(config(variant, **options))
+    model = models.MgkModel(config(variant, **options))
     module = MixtureAttention(
         64, 4, head_dim=32, variant=variant, num_mixtures=3, variance=options.get("variance", "constant")
     )
@@ -159,14 +149,14 @@ def test_missing_weights_of_every_kind_are_drawn_as_at_the_start(tmp_path, monke
     variants = [("smgk", options), ("mgk", {"variance": "learned"}), ("mlk", {"feature_map": "favor"})]
     for number, (variant, changes) in enumerate(variants):
         folder = tmp_path / str(number)
-        model = moved(MgkModel(config(variant, **changes)))
+        model = moved(models.MgkModel(config(variant, **changes)))
         model.save_pretrained(folder)
         change_weights(
             folder, lambda weights: [weights.pop(name) for name in list(weights) if "layers.0" in name]
         )
         change_weights(folder, lambda weights: weights.pop("embeddings.cls", None))
-        again = MgkModel.from_pretrained(folder)
-        fresh = MgkModel(config(variant, **changes)).state_dict()
+        again = models.MgkModel.from_pretrained(folder)
+        fresh = models.MgkModel(config(variant, **changes)).state_dict()
         for name, weight in again.state_dict().items():
             if "layers.0" in name or name.endswith("cls"):
                 assert weight.isfinite().all(), name
@@ -182,12 +172,12 @@ def test_missing_weights_of_every_kind_are_drawn_as_at_the_start(tmp_path, monke
 
 
 def test_half_precision_keeps_the_statistics_in_float32(tmp_path):
-    model = moved(MgkModel(config("mgk", prior="em", variance="em")))
+    model = moved(models.MgkModel(config("mgk", prior="em", variance="em")))
     model.save_pretrained(tmp_path)
     for half in (
-        MgkModel.from_pretrained(tmp_path, dtype=torch.bfloat16),
-        MgkModel.from_pretrained(tmp_path, dtype="float16"),
-        MgkModel.from_pretrained(tmp_path).to(torch.bfloat16),
+        models.MgkModel.from_pretrained(tmp_path, dtype=torch.bfloat16),
+        models.MgkModel.from_pretrained(tmp_path, dtype="float16"),
+        models.MgkModel.from_pretrained(tmp_path).to(torch.bfloat16),
     ):
         assert half.norm.weight.dtype in (torch.bfloat16, torch.float16)
         attention = half.layers[0].attention
@@ -203,27 +193,27 @@ def test_half_precision_keeps_the_statistics_in_float32(tmp_path):
 def test_missing_weights_raise(saved, name):
     change_weights(saved, lambda weights: weights.pop(name))
     with pytest.raises(ValueError, match=rf"do not fit MgkForSequenceClassification .* missing are {name}"):
-        MgkForSequenceClassification.from_pretrained(saved)
+        models.MgkForSequenceClassification.from_pretrained(saved)
 
 
 def test_weights_that_the_model_does_not_know_raise(saved):
     change_weights(saved, lambda weights: weights.update(surprise=torch.zeros(2)))
     with pytest.raises(ValueError, match="unexpected are surprise"):
-        MgkForSequenceClassification.from_pretrained(saved)
+        models.MgkForSequenceClassification.from_pretrained(saved)
 
 
 @pytest.mark.parametrize(("one", "other"), list(itertools.permutations(VARIANTS, 2)))
 def test_a_checkpoint_of_another_variant_raises(one, other, tmp_path):
     """Also where every weight has the same name and shape, as those of mlk and mgk, smlk and smgk have."""
-    base = MgkModel(config(one, prior="uniform"))
+    base = models.MgkModel(config(one, prior="uniform"))
     base.save_pretrained(tmp_path)
     settings = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**settings, "attention": other}))
-    for load in (MgkForSequenceClassification, MgkModel, MgkForCausalLM):
+    for load in (models.MgkForSequenceClassification, models.MgkModel, models.MgkForCausalLM):
         message = f"do not fit {load.__name__} with attention='{other}': they are of attention='{one}'"
         with pytest.raises(ValueError, match=message):
             load.from_pretrained(tmp_path)
-    for load in (MgkModel, MgkForSequenceClassification):
+    for load in (models.MgkModel, models.MgkForSequenceClassification):
         same = load(config(one, prior="uniform"))
         model = load(config(other, prior="uniform"))
         with pytest.raises(ValueError, match=f"do not fit attention='{other}': they are of attention='{one}'"):
@@ -232,13 +222,13 @@ def test_a_checkpoint_of_another_variant_raises(one, other, tmp_path):
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_weights_saved_without_a_mark_of_their_variant_load(variant, tmp_path):
-    model = moved(MgkForSequenceClassification(config(variant)))
+    model = moved(models.MgkForSequenceClassification(config(variant)))
     model.save_pretrained(tmp_path)
     change_weights(tmp_path, lambda weights: weights.pop("model.attention_name"))
     for again in (
-        MgkForSequenceClassification.from_pretrained(tmp_path),
-        MgkForSequenceClassification.from_pretrained(tmp_path, dtype=torch.bfloat16),
-        MgkForSequenceClassification(config(variant)),
+        models.MgkForSequenceClassification.from_pretrained(tmp_path),
+        models.MgkForSequenceClassification.from_pretrained(tmp_path, dtype=torch.bfloat16),
+        models.MgkForSequenceClassification(config(variant)),
     ):
         again.load_state_dict(load_file(tmp_path / WEIGHTS))
         assert torch.equal(again.model.attention_name, model.model.attention_name)
@@ -247,7 +237,7 @@ def test_weights_saved_without_a_mark_of_their_variant_load(variant, tmp_path):
 
 
 def test_another_head_starts_anew_and_a_broken_one_raises(saved):
-    for cls in (MgkModel, MgkForCausalLM):
+    for cls in (models.MgkModel, models.MgkForCausalLM):
         model = cls.from_pretrained(saved)
         assert torch.equal(
             model.base_model.layers[0].attention.shifts,
@@ -257,11 +247,11 @@ def test_another_head_starts_anew_and_a_broken_one_raises(saved):
     with pytest.raises(
         RuntimeError, match=r"do not fit MgkForDocumentRetrieval .*ignore_mismatched_sizes=True"
     ):
-        MgkForDocumentRetrieval.from_pretrained(saved)
-    assert MgkForDocumentRetrieval.from_pretrained(saved, ignore_mismatched_sizes=True).num_labels == 3
+        models.MgkForDocumentRetrieval.from_pretrained(saved)
+    assert models.MgkForDocumentRetrieval.from_pretrained(saved, ignore_mismatched_sizes=True).num_labels == 3
     change_weights(saved, lambda weights: weights.pop("classifier.out.bias"))
     with pytest.raises(ValueError, match=r"missing are classifier\.out\.bias"):
-        MgkForImageClassification.from_pretrained(saved)
+        models.MgkForImageClassification.from_pretrained(saved)
 
 
 def test_another_number_of_labels_raises_as_transformers_does(saved):
@@ -269,16 +259,18 @@ def test_another_number_of_labels_raises_as_transformers_does(saved):
         r"of another shape are classifier\.out\.bias \(3,\).*ignore_mismatched_sizes=True initialises them"
     )
     with pytest.raises(RuntimeError, match=message):
-        MgkForSequenceClassification.from_pretrained(saved, num_labels=5)
-    again = MgkForSequenceClassification.from_pretrained(saved, num_labels=5, ignore_mismatched_sizes=True)
+        models.MgkForSequenceClassification.from_pretrained(saved, num_labels=5)
+    again = models.MgkForSequenceClassification.from_pretrained(
+        saved, num_labels=5, ignore_mismatched_sizes=True
+    )
     assert again(tokens(1, 4)).logits.shape == (1, 5)
     with pytest.raises(RuntimeError, match=r"of another shape are classifier\.dense") as error:
-        MgkForSequenceClassification.from_pretrained(saved, hidden_size=32)
+        models.MgkForSequenceClassification.from_pretrained(saved, hidden_size=32)
     assert "ignore_mismatched_sizes" not in str(error.value)  # it would start the transformer anew
 
 
 def test_the_path_may_be_given_by_name(saved):
-    for cls in (MgkForSequenceClassification, AutoModelForSequenceClassification):
+    for cls in (models.MgkForSequenceClassification, AutoModelForSequenceClassification):
         assert cls.from_pretrained(pretrained_model_name_or_path=saved).num_labels == 3
 
 
@@ -288,16 +280,16 @@ def test_corrupt_and_missing_files(saved, tmp_path):
     for broken in (whole[:100], whole[:-50], b"", b"not weights at all" * 9):
         weights.write_bytes(broken)
         with pytest.raises(ValueError, match=r"the weights of .* are corrupt"):
-            MgkForSequenceClassification.from_pretrained(saved)
+            models.MgkForSequenceClassification.from_pretrained(saved)
     weights.unlink()
     with pytest.raises(OSError, match=r"model\.safetensors"):
-        MgkForSequenceClassification.from_pretrained(saved)
+        models.MgkForSequenceClassification.from_pretrained(saved)
     weights.write_bytes(whole)
     (saved / "config.json").write_text("{")
     with pytest.raises(OSError, match=r"config\.json.* is not a valid JSON file"):
-        MgkForSequenceClassification.from_pretrained(saved)
+        models.MgkForSequenceClassification.from_pretrained(saved)
     (saved / "config.json").unlink()
-    for load in (MgkForSequenceClassification, MgkConfig):
+    for load in (models.MgkForSequenceClassification, MgkConfig):
         with pytest.raises(OSError, match=r"has no config\.json"):
             load.from_pretrained(saved)
 
@@ -310,19 +302,19 @@ def test_nothing_is_unpickled(saved):
     (saved / WEIGHTS).unlink()
     (saved / "pytorch_model.bin").write_bytes(pickle.dumps(Bomb()))
     with pytest.raises(OSError, match=r"model\.safetensors"):
-        MgkForSequenceClassification.from_pretrained(saved)
+        models.MgkForSequenceClassification.from_pretrained(saved)
     with pytest.raises(ValueError, match="use_safetensors must be True"):
-        MgkForSequenceClassification.from_pretrained(saved, use_safetensors=False)
+        models.MgkForSequenceClassification.from_pretrained(saved, use_safetensors=False)
 
 
 def test_loading_info_is_given_on_request(saved):
-    model, info = MgkForSequenceClassification.from_pretrained(saved, output_loading_info=True)
-    assert isinstance(model, MgkForSequenceClassification)
+    model, info = models.MgkForSequenceClassification.from_pretrained(saved, output_loading_info=True)
+    assert isinstance(model, models.MgkForSequenceClassification)
     assert not info["missing_keys"]
 
 
 def test_the_card_says_what_is_known(tmp_path):
-    model = MgkForCausalLM(config("smgk"))
+    model = models.MgkForCausalLM(config("smgk"))
     model.save_pretrained(tmp_path)
     card = (tmp_path / "README.md").read_text()
     front = yaml.safe_load(card.split("---")[1])
@@ -340,14 +332,14 @@ def test_the_card_says_what_is_known(tmp_path):
     assert "| steps | 500000 |" in card
     assert "| test perplexity | 33.2 |" in card
     assert "untrained" not in card
-    again = MgkForCausalLM.from_pretrained(tmp_path)  # what is known goes along with the configuration
+    again = models.MgkForCausalLM.from_pretrained(tmp_path)  # what is known goes along with the configuration
     assert again.config.training == model.config.training
     again.save_pretrained(tmp_path / "again")
     assert (tmp_path / "again" / "README.md").read_text() == card
 
 
 def test_tags_are_on_the_card_once(tmp_path):
-    model = MgkModel(config("mgk"))
+    model = models.MgkModel(config("mgk"))
     model.add_model_tags(["mine", "transformers", "mine"])
     model.save_pretrained(tmp_path)
     front = yaml.safe_load((tmp_path / "README.md").read_text().split("---")[1])
@@ -355,7 +347,7 @@ def test_tags_are_on_the_card_once(tmp_path):
 
 
 def test_what_cannot_be_loaded_is_not_saved(tmp_path):
-    model = MgkForCausalLM(config())
+    model = models.MgkForCausalLM(config())
     for name in ("eos_token_id", "pad_token_id"):
         setattr(model.config, name, 30)
         with pytest.raises(ValueError, match=f"{name} must be from 0 to 29"):
@@ -364,7 +356,7 @@ def test_what_cannot_be_loaded_is_not_saved(tmp_path):
         setattr(model.config, name, None)
     model.generation_config.eos_token_id = 29
     model.save_pretrained(tmp_path)
-    assert MgkForCausalLM.from_pretrained(tmp_path).generation_config.eos_token_id == 29
+    assert models.MgkForCausalLM.from_pretrained(tmp_path).generation_config.eos_token_id == 29
 
 
 PROGRAM = """
@@ -398,7 +390,9 @@ def test_a_saved_folder_loads_where_mgk_models_was_not_imported(saved, tmp_path)
     assert out.returncode == 0, out.stderr
     without, logits = out.stdout.splitlines()
     assert "pip install mgk" in without
-    expected = MgkForSequenceClassification.from_pretrained(saved)(torch.tensor([[1, 2, 3]])).logits.tolist()
+    expected = models.MgkForSequenceClassification.from_pretrained(saved)(
+        torch.tensor([[1, 2, 3]])
+    ).logits.tolist()
     assert json.loads(logits) == expected
     # the folder holds imports, not copies of the source
     assert {path.name for path in again.iterdir()} == {path.name for path in saved.iterdir() if path.is_file()}
@@ -410,20 +404,20 @@ def test_a_saved_folder_loads_where_mgk_models_was_not_imported(saved, tmp_path)
 def test_a_refused_attention_implementation_leaves_no_trace(saved, asked):
     for load in (
         lambda settings: AutoModel.from_config(settings, attn_implementation=asked),
-        lambda settings: MgkModel.from_pretrained(saved, config=settings, attn_implementation=asked),
+        lambda settings: models.MgkModel.from_pretrained(saved, config=settings, attn_implementation=asked),
         lambda settings: AutoModelForCausalLM.from_config(settings, attn_implementation=asked),
     ):
         settings = config("smgk")
         with pytest.raises(ValueError, match=f"attn_implementation must be 'eager' or left out, got '{asked}'"):
             load(settings)
-        assert MgkModel(settings)(tokens(1, 4)).last_hidden_state.shape == (1, 4, 16)
-    assert MgkModel.from_pretrained(saved, attn_implementation="eager").config.attention == "smgk"
+        assert models.MgkModel(settings)(tokens(1, 4)).last_hidden_state.shape == (1, 4, 16)
+    assert models.MgkModel.from_pretrained(saved, attn_implementation="eager").config.attention == "smgk"
 
 
 def test_a_card_of_ones_own_stays(tmp_path):
     (tmp_path / "README.md").write_text("# mine\n")
-    MgkModel(config()).save_pretrained(tmp_path)
+    models.MgkModel(config()).save_pretrained(tmp_path)
     assert (tmp_path / "README.md").read_text() == "# mine\n"
-    assert write_card(tmp_path, config(), {"task": "text"}) is None
-    assert write_card(tmp_path / "..", config()) == tmp_path / ".." / "README.md"
+    assert models.write_card(tmp_path, config(), {"task": "text"}) is None
+    assert models.write_card(tmp_path / "..", config()) == tmp_path / ".." / "README.md"
     assert not [path for path in tmp_path.iterdir() if path.suffix == ".tmp"]

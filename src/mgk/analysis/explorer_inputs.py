@@ -67,7 +67,7 @@ def choose_content(
     with quiet():
         data = open_data(recipe.data)
         rows = data.split("test")
-        count = len(rows)  # type: ignore[arg-type]  # every data set of ours has a length
+        count = len(rows)  # type: ignore[arg-type]  # all have a length
         if example is not None and not 1 <= example <= count:
             raise UsageError(f"--example must be from 1 to {count}, got {example}")
         row = rows[_nearest(rows, min(count, 1000), max_tokens) if example is None else example - 1]

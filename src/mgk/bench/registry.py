@@ -90,7 +90,7 @@ class AttentionShape(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionSettings(DeviceSettings, AttentionShape):
-    """Time and memory of each variant and backend, against softmax with twice the heads."""
+    """Each variant and backend against softmax with twice the heads."""
 
     dtype: str = option("float32", f"One of {', '.join(DTYPES)}.", choices=DTYPES)
     causal: bool = option(False, "Whether query i sees only keys j <= i.")
@@ -103,7 +103,7 @@ class AttentionSettings(DeviceSettings, AttentionShape):
 
 @dataclass(frozen=True, kw_only=True)
 class KernelsSettings(ThreadSettings):
-    """The fused kernels with 4 heads against softmax with 8: tables of docs/performance.md."""
+    """The fused kernels with 4 heads against softmax with 8."""
 
     experiments: tuple[str, ...] = option(
         KERNEL_EXPERIMENTS, "A JSON file keeps those not run.", choices=KERNEL_EXPERIMENTS
@@ -113,7 +113,7 @@ class KernelsSettings(ThreadSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class GpuSettings(DeviceSettings):
-    """The Triton kernels on a GPU: errors, then times against softmax with twice the heads."""
+    """The Triton kernels on a GPU: errors, then times against softmax."""
 
     device: str = option("cuda", "cuda, or cuda:1 for the second GPU.")
     batch: int = option(4, "B.")

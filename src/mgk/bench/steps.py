@@ -23,7 +23,7 @@ from mgk.training.tasks import count, lengths, make_model, model_class, num_toke
 # The vocabulary of a task; the lengths are those of the recipe.
 _VOCABULARIES = {"listops": 16, "text": 257, "retrieval": 257, "wikitext-2": 33278}
 _ROWS = ("padded", "grouped", "packed")
-# The beginnings of the names of a profile's events; what has none of them is the rest.
+# How the names of a profile's events begin; others are the rest.
 PARTS = {
     "attention": ("_Mixture", "mgk::"),
     "products": ("aten::mm", "aten::addmm", "aten::bmm"),
@@ -36,7 +36,7 @@ PARTS = {
 
 
 def run(settings: StepsSettings, on_step: OnStep) -> Outcome:
-    """One row per recipe with its parts, then one each for padded, grouped and packed rows."""
+    """A row per recipe with its parts, then padded, grouped and packed rows."""
     rounds = settings.rounds
     steps = Steps(on_step, len(settings.tasks) + len(_ROWS) * (rounds + 1) * settings.packing)
     rows = []
@@ -67,7 +67,7 @@ def random_batch(recipe: Recipe, task: str) -> Batch:
 
 
 def _parts(task: str, settings: StepsSettings) -> Row:
-    """The time of a step, and the share of each part in a profile of as many steps."""
+    """The time of a step, and the share of each part by a profile."""
     recipe = _recipe(task, settings)
     values = {"vocab_size": _VOCABULARIES[task], **recipe.model.given()}
     values["max_position_embeddings"] = recipe.data.max_length or find_task(task).max_length
@@ -99,7 +99,7 @@ def _seconds(step: Callable[[Batch], float], batch: Batch) -> float:
 
 
 def _packed_and_padded(settings: StepsSettings, steps: Steps) -> Iterator[Row]:
-    """Tokens per second of padded rows, in random batches or of similar length, and of packed ones."""
+    """Tokens per second of rows: padded, grouped by length, and packed."""
     works, tokens, shares = {}, {}, {}
     options = dict(load_recipe("listops", "laptop").data.options or {})
     options |= {"train": 640, "validation": 64, "test": 64}

@@ -38,25 +38,14 @@ def evaluate(
     ] = None,
     json: Json = None,
 ) -> None:
-    """Evaluate the model of a run: accuracy and confusion, or perplexity. Every example counts."""
+    """Evaluate the model of a run on every example: accuracy and confusion, or perplexity."""
     with cli_errors():
-        from mgk.training.run_dir import finished_recipe
-
-        finished_recipe(run)  # before torch is imported
-
         from mgk.training.evaluation import evaluate as evaluate_run
 
         is_first = os.environ.get("RANK", "0") == "0"
         with Progress(f"eval {split}", is_shown=is_first) as on_step:
-            found = evaluate_run(
-                run,
-                split=split,
-                batch_size=batch_size,
-                window=window,
-                stride=stride,
-                max_tokens=max_tokens,
-                on_step=on_step,
-            )
+            windows = {"window": window, "stride": stride, "max_tokens": max_tokens}
+            found = evaluate_run(run, split=split, batch_size=batch_size, **windows, on_step=on_step)
         if is_first:
             _show(found)
         if is_first and json is not None:

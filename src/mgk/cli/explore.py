@@ -28,7 +28,7 @@ def explore(
         "explore.html"
     ),
 ) -> None:
-    """Write a page that shows what every head attends to, component by component, and the prediction."""
+    """Write a page of what every head attends to, by component, and the prediction."""
     with cli_errors():
         from mgk.analysis.model_source import find_model
 

@@ -1,16 +1,16 @@
 """``mgk generate``: text from the language model of a run, streamed."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
-from typer import Argument, Option
+from typer import Option
 
 from mgk.cli.cli_errors import cli_errors
+from mgk.cli.options import Run
 
 
 def generate(
-    run: Annotated[Path, Argument(metavar="RUN", help="The folder of a finished run of a language model.")],
+    run: Run,
     prompt: Annotated[str, Option(help="What the text begins with.")] = "",
     max_new_tokens: Annotated[int, Option(min=1, help="Tokens to generate.")] = 100,
     temperature: Annotated[
@@ -26,10 +26,6 @@ def generate(
 ) -> None:
     """Stream text from a language model to stdout."""
     with cli_errors():
-        from mgk.training.run_dir import finished_recipe
-
-        finished_recipe(run)  # before torch is imported
-
         from mgk.training.generation import generate as generate_text
 
         generate_text(

@@ -10,6 +10,8 @@ from typing import Annotated, Any, TypeVar
 import typer
 from typer import Argument, Option
 
+from mgk.cli.cli_errors import cli_errors
+
 _Command = TypeVar("_Command", bound=Callable[..., None])
 
 
@@ -95,8 +97,17 @@ def with_options(options: Mapping[str, Any]) -> Callable[[_Command], _Command]:
     return decorate
 
 
+def finished_run(path: Path) -> Path:
+    """A check that the run is finished, before torch is imported."""
+    with cli_errors():
+        from mgk.training.run_dir import finished_recipe
+
+        finished_recipe(path)
+    return path
+
+
 _SPLITS = ("train", "validation", "test")
-Run = Annotated[Path, Argument(metavar="RUN", help="The folder of a finished run.")]
+Run = Annotated[Path, Argument(metavar="RUN", callback=finished_run, help="The folder of a finished run.")]
 Split = Annotated[str, Option("--split", callback=one_of(_SPLITS), help=f"One of {', '.join(_SPLITS)}.")]
 Json = Annotated[
     Path | None,

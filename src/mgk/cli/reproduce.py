@@ -1,9 +1,8 @@
 """``mgk reproduce``: every table and figure of the paper, measured here."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -169,8 +168,7 @@ def _run_study(name: str, results: Path, runs: Path, tasks: Sequence[str] | None
         for title in dict.fromkeys(stage.title for stage in study.stages):
             stages = tuple(stage for stage in study.stages if stage.title == title)
             _run_stage(title, replace(study, stages=stages), store, own_runs, options)
-        # The seeds that follow from the first ones come last: a point that was never measured tells
-        # more than an interval made narrower.
+        # Further seeds come last: a new point tells more than a narrower interval.
         further = study.extended(store.found(study.trials)).stages[len(study.stages) :]
         _run_stage("further seeds", replace(study, stages=further), store, own_runs, options)
     finally:  # also where it was interrupted
@@ -204,22 +202,18 @@ def _write_study(name: str, results: Path, runs: Path) -> None:
     """Write what follows from the trials of a study."""
     from mgk.experiments.compare.demo import write_demo
     from mgk.experiments.plan import TABLES_STUDY
-    from mgk.experiments.render.frontier import write_frontier
-    from mgk.experiments.render.initialisation import write_initialisation
-    from mgk.experiments.render.learning_rates import write_learning_rates
+    from mgk.experiments.render.studies import STUDIES
     from mgk.experiments.reproduce.registry import EXPERIMENTS
 
     if name == TABLES_STUDY:
         for preset in dict.fromkeys(stage.preset for stage in _study(name, results, None)[1].stages):
             _write(list(EXPERIMENTS.values()), preset, results)
         return
-    writers: dict[str, Callable[[Path], list[Path]]] = {
-        "initialisation": write_initialisation,
-        "learning-rates": write_learning_rates,
-        "frontier": write_frontier,
-        "demo": partial(write_demo, runs=runs),
-    }
-    for path in writers[name](results) if name in writers else []:
+    if name == "demo":
+        paths = write_demo(results, runs=runs)
+    else:
+        paths = STUDIES[name].write(results) if name in STUDIES else []
+    for path in paths:
         typer.echo(f"written: {path}")
 
 
@@ -228,20 +222,21 @@ def _measure_times(results: Path) -> None:
     from mgk._util.files import write_json
     from mgk._util.progress import Progress
     from mgk.bench.timing import Steps, measure
-    from mgk.experiments.render.frontier import ID, TIMES
+    from mgk.experiments.render.frontier import TIMES, Frontier
     from mgk.experiments.step_times import measure_times
     from mgk.experiments.trials import Trial
 
-    _, study = _study(ID, results, None)
+    _, study = _study(Frontier.id, results, None)
     first = study.stages[0]
     models = dict.fromkeys(model for stage in study.stages for model in stage.specs)
     trials = [Trial(first.preset, first.task, model, 0, first.overrides) for model in models]
     with Progress("times") as progress:
         steps = Steps(progress, 2 * len(trials) * (_ROUNDS + 1))
         found = measure_times(trials, measure, rounds=_ROUNDS, on_run=steps)
-    write_json(results / ID / TIMES, found)
-    typer.echo(f"written: {results / ID / TIMES}")
-    _write_study(ID, results, results)
+    path = results / Frontier.id / TIMES
+    write_json(path, found)
+    typer.echo(f"written: {path}")
+    _write_study(Frontier.id, results, results)
 
 
 def _as_declared(plan: "Plan", results: Path, dry_run: bool) -> "Plan":
@@ -365,7 +360,7 @@ def _list(
 
 
 def _list_study(name: str, results: Path) -> None:
-    """Its question, its stages, and the difference that each pair of models can detect."""
+    """Its question, and the difference that each pair of models can detect."""
     from mgk.experiments.evidence.claims import compare_pair, power
     from mgk.experiments.evidence.effects import PresetResults
     from mgk.experiments.result_store import ResultStore

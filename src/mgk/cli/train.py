@@ -72,7 +72,7 @@ def train(
     print_config: Annotated[bool, Option("--print-config", help="Print the recipe and exit.")] = False,
     **options: Any,
 ) -> None:
-    """Train a model by a recipe, test it and save it. Several processes: torchrun ... -m mgk train ..."""
+    """Train a model by a recipe, test and save it. Several processes: torchrun -m mgk train ..."""
     with cli_errors():
         from mgk.training.recipe import parse_overrides
         from mgk.training.run_dir import check_run_dir

@@ -31,8 +31,8 @@ def default_source() -> Path:
 def prepare(writer: SetWriter, job: Job) -> None:
     """Write the bytes of all files, by name, each in one split.
 
-    Three files with train, valid and test in their names are these splits. Of many other
-    files each goes into the split that lacks most of its share; few are cut at line ends.
+    Three files with train, valid and test in their names are these splits. Other files
+    go into the split that lacks most of its share; few are cut at line ends.
     """
     source = job.source
     is_library = source.path == default_source()

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 # Attention matrices of each layer whose ranks are taken.
 RANK_SAMPLES = {"paper": 1000, "workstation": 1000, "laptop": 1000, "smoke": 8}
 
-# The file that declares the trials of the folder of results that it is in (mgk.experiments.study).
+# Declares the trials of its folder of results (mgk.experiments.study).
 PLAN = "plan.yaml"
 # The study of the paper's tables, whose folder is that of all results.
 TABLES_STUDY = "plan"

@@ -99,8 +99,8 @@ class TrialResult:
     def metric(self) -> str:
         """The name of the test figure that tables show.
 
-        For language models bits per byte, or of words the perplexity by a sliding window, as in
-        the paper, if it covers the whole test split, and by segments otherwise.
+        Of language models bits per byte; of words the perplexity by a sliding window if it
+        covers the test split, else by segments.
         """
         if self.summary.metric != "perplexity":
             return f"test_{self.summary.metric}"

@@ -1,7 +1,6 @@
 """Studies: trials that a file declares before they are run. Does not import torch.
 
-``plan.yaml`` is the plan of the folder of results that it is in: ``results/STUDY/plan.yaml`` of a study,
-``results/plan.yaml`` of the paper's tables.
+``results/STUDY/plan.yaml`` is the plan of a study, ``results/plan.yaml`` of the paper's tables.
 """
 
 import hashlib
@@ -30,7 +29,7 @@ CHOSEN: Literal["chosen"] = "chosen"
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """Some trials: every combination of seeds, learning rates, initialisations and models.
+    """Every combination of seeds, learning rates, initialisations and models.
 
     Attributes:
         models: as in ``mgk:4`` or ``mgk:4 mixtures=3``.
@@ -38,8 +37,8 @@ class Stage:
         learning_rates: None: the recipe's; "chosen": that of the model's family in ``rates``.
         overrides: fields of the recipe, by path.
         title: what it is for.
-        max_seeds: the seeds may grow to so many, until the intervals of the study's pairs are
-            narrow enough; None: they do not.
+        max_seeds: how many seeds there may be until the pairs' intervals are narrow
+            enough; None: no more.
     """
 
     task: str
@@ -140,10 +139,10 @@ class Study:
         return Plan(trials, commands, overwrite="changed" if overwrite else "none", sha256=self.sha256)
 
     def extended(self, results: Sequence[TrialResult]) -> "Study":
-        """With the further seeds that half-widths take, behind the stages, where the first ones are measured.
+        """With further seeds behind the stages whose first ones are measured.
 
-        Stein's rule: n = (t s / d)^2 seeds, s the standard deviation of a pair's differences over
-        the first n0 seeds, t = t_0.975 of n0 - 1, d the half-width. The differences themselves decide nothing.
+        Stein's rule: n = (t s / d)^2 seeds, s the standard deviation of a pair's differences
+        over the first n0 seeds, t = t_0.975 of n0 - 1, d the half-width.
         """
         further: list[Stage] = []
         for stage in self.stages:
@@ -176,7 +175,7 @@ class Study:
         return needed
 
     def adopted(self, plan: Plan) -> Plan:
-        """The trials of a plan as this study declares them; others at its presets are left out."""
+        """The trials of a plan as declared here; others at these presets are left out."""
         declared: dict[tuple[str, str, ModelSpec], list[Trial]] = {}
         for trial in self.trials:
             declared.setdefault((trial.preset, trial.task, trial.model), []).append(trial)
@@ -236,7 +235,7 @@ def read_study(folder: Path, results: Path | None = None) -> Study:
 
 
 def check_committed(folder: Path, study: Study | None = None, results: Path | None = None) -> None:
-    """Raise unless the plan, and the learning rates that it refers to, were committed as they are.
+    """Raise unless the plan, and the learning rates it refers to, are committed.
 
     A plan made after its results decides nothing.
     """

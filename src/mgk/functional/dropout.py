@@ -1,4 +1,4 @@
-"""Dropout of hidden vectors and the sum with their residual, in one pass on the CPU."""
+"""Dropout of hidden vectors plus their residual, on the CPU in one pass."""
 
 from typing import Any
 

@@ -99,6 +99,12 @@ def probability(name: str, value: object) -> None:
         raise ValueError(f"{name} must be at least 0 and below 1, got {value}")
 
 
+def positive(name: str, value: object) -> None:
+    """``value`` is a finite number above 0."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise ValueError(f"{name} must be a positive number, got {value!r}")
+
+
 def positive_int(name: str, value: object) -> None:
     """``value`` is a whole number from 1 up."""
     if isinstance(value, bool) or not isinstance(value, int):

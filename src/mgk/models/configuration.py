@@ -1,12 +1,13 @@
 """The configuration of every model."""
 
-import math
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import fields
+from inspect import signature
 from pathlib import Path
-from typing import Any, ClassVar, get_args
+from types import NoneType
+from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 from transformers import GenerationConfig, PreTrainedConfig
 from transformers.activations import ACT2FN
@@ -15,10 +16,10 @@ from mgk import variants
 from mgk._util.files import write_file
 from mgk._util.suggestions import closest
 from mgk.functional import validation
-from mgk.nn.attention import check_options
-from mgk.variants import CHOICES, VARIANTS, Pooling, Position
+from mgk.nn.attention import MixtureAttention, check_options
+from mgk.variants import VARIANTS, ModelOptions
 
-# Options of mgk.nn that have another name here, and those with the same.
+# Options of mgk.nn that have another name here; the others have the same.
 _NAMES = {
     "embed_dim": "hidden_size",
     "num_heads": "num_attention_heads",
@@ -35,28 +36,15 @@ _ELSEWHERE = {
     "num_classes": "num_labels",
     "num_components": "num_mixtures",
 }
-_SAME = (
-    "num_key_value_heads",
-    "head_dim",
-    "num_mixtures",
-    "kernel",
-    "e_step",
-    "prior",
-    "variance",
-    "feature_map",
-    "init",
-    "backend",
-)
-_CHOICES = {
-    "attention": CHOICES["variant"],
-    **{name: CHOICES[name] for name in ("kernel", "e_step", "prior", "variance", "feature_map")},
-    "position": get_args(Position),
-    "pooling": get_args(Pooling),
+_OPTIONS = get_type_hints(ModelOptions, include_extras=True)
+_SAME = [name for name in _OPTIONS if name in signature(MixtureAttention).parameters]
+# How a value is checked, by the type of its field.
+_CHECKS: dict[Any, Callable[[str, Any], None]] = {
+    variants.Count: validation.positive_int,
+    variants.Positive: validation.positive,
+    variants.Probability: validation.probability,
+    bool: validation.flag,
 }
-_SIZES = (
-    *("vocab_size", "num_hidden_layers", "intermediate_size", "max_position_embeddings"),
-    *("image_size", "num_channels", "num_labels"),
-)
 
 # Which class each Auto... class of transformers makes.
 AUTO_CLASSES: dict[str, str] = {
@@ -79,100 +67,21 @@ __all__ = {list(AUTO_CLASSES.values())}
 '''
 
 
-class MgkConfig(PreTrainedConfig):
+class MgkConfig(ModelOptions, PreTrainedConfig):
     """The configuration of a transformer with mixture attention.
 
     Values are checked here, by every model and when saved. Unknown keywords are
     kept, save those that look like a misspelt one.
 
+    Its options are those of :class:`mgk.variants.ModelOptions`.
+
     Attributes:
-        attention: "softmax", "linear", "mgk", "smgk", "mlk" or "smlk".
-        vocab_size: Token ids are below it.
-        hidden_size: Width of the model.
-        num_hidden_layers: Layers.
-        num_attention_heads: Hq, of queries.
-        num_key_value_heads: H, of keys and values, which divides Hq; None: Hq.
-        sliding_window: W: a token of a decoder sees itself and the W - 1 before it, of an
-            encoder W on either side (0: itself alone); None: all. Not for the linear variants.
-        head_dim: D; None: ``hidden_size / num_attention_heads``.
-        intermediate_size: Width of the feed-forward network.
-        num_mixtures: M, the components of a key.
-        kernel: "gaussian" (Eq. 9) or "dot" (Eq. 8; not for linear variants).
-        e_step: "soft" (Eq. 9), or "hard" (Eq. 12; not for linear variants).
-        prior: "learned" by SGD, "em" (M-step) or "uniform".
-        prior_momentum: Share of an "em" prior or variance that an M-step keeps.
-        variance: "constant" (sqrt(D)), "learned", "em" or "unequal" (sqrt(D), and a third of it for r > 1).
-        feature_map: Linear variants: "elu", "favor" or "dpfp".
-        init: Of queries, keys and shifts: "paper", "narrow", or the standard deviation of
-            the scores q.k / sqrt(D).
-        backend: "auto" or one of ``mgk.available_backends()``.
-        max_position_embeddings: Longest input in training; a limit only with
-            ``position="learned"``.
-        position: "learned", "sinusoidal", "rotary" (before shifts) or "none".
-        is_decoder: Causal attention; set by ``MgkForCausalLM``.
-        use_cache: Whether a decoder in evaluation returns its cache.
-        hidden_dropout_prob: Dropout of embeddings and residual branches.
-        attention_probs_dropout_prob: Dropout of attention weights; ignored by
-            the linear variants.
-        hidden_act: Activation, by its name in transformers.
-        layer_norm_eps: Of the layer norms.
-        initializer_range: Standard deviation of initial embeddings.
-        pooling: Input of a classifier: "mean" over real tokens, or "cls", the
-            output at a learned first vector.
-        classifier_hidden_size: Width in a classifier; None: ``intermediate_size``.
-        adaptive_cutoffs: Of an adaptive softmax, e.g. [20000, 40000].
-        adaptive_div_value: Ratio of the widths of its successive clusters.
-        tie_word_embeddings: Whether an ordinary softmax uses the token vectors.
-        image_size: Height and width of ``pixel_values``.
-        patch_size: Height and width of a patch; None: pixels as ``input_ids``.
-        num_channels: Of ``pixel_values``.
-        pad_token_id: For generation; models mask by ``attention_mask`` only.
-        bos_token_id: For generation.
-        eos_token_id: For generation; one id or several.
         training: Facts for the model card; see :func:`mgk.models.write_card`.
     """
 
     model_type: ClassVar[str] = "mgk"
     keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values"]
 
-    attention: str = variants.DEFAULT_VARIANT
-    vocab_size: int = 257
-    hidden_size: int = 128
-    num_hidden_layers: int = 4
-    num_attention_heads: int = 4
-    num_key_value_heads: int | None = None
-    sliding_window: int | None = None
-    head_dim: int | None = None
-    intermediate_size: int = 512
-    num_mixtures: int = variants.DEFAULT_NUM_MIXTURES
-    kernel: str = variants.DEFAULT_KERNEL
-    e_step: str = variants.DEFAULT_E_STEP
-    prior: str = variants.DEFAULT_PRIOR
-    prior_momentum: float = 0.0
-    variance: str = variants.DEFAULT_VARIANCE
-    feature_map: str = variants.DEFAULT_FEATURE_MAP
-    init: str | float = variants.DEFAULT_INIT
-    backend: str = "auto"
-    max_position_embeddings: int = 1024
-    position: str = "learned"
-    is_decoder: bool = False
-    use_cache: bool = True
-    hidden_dropout_prob: float = 0.1
-    attention_probs_dropout_prob: float = 0.1
-    hidden_act: str = "gelu"
-    layer_norm_eps: float = 1e-5
-    initializer_range: float = 0.02
-    pooling: str = "mean"
-    classifier_hidden_size: int | None = None
-    adaptive_cutoffs: list[int] | tuple[int, ...] | None = None
-    adaptive_div_value: float = 4.0
-    tie_word_embeddings: bool = True
-    image_size: int = 32
-    patch_size: int | None = None
-    num_channels: int = 3
-    pad_token_id: int | None = None
-    bos_token_id: int | None = None
-    eos_token_id: int | list[int] | None = None
     training: dict[str, Any] | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
@@ -182,8 +91,9 @@ class MgkConfig(PreTrainedConfig):
             validation.positive_int("num_labels", kwargs["num_labels"])
         self._check_names(kwargs)
         super().__post_init__(**kwargs)
-        if isinstance(self.adaptive_cutoffs, tuple):
-            self.adaptive_cutoffs = list(self.adaptive_cutoffs)
+        cutoffs: Any = self.adaptive_cutoffs
+        if isinstance(cutoffs, tuple):
+            self.adaptive_cutoffs = list(cutoffs)
         self.check()
         if self.head_dim is None:
             self.head_dim = self.hidden_size // self.num_attention_heads
@@ -245,23 +155,11 @@ class MgkConfig(PreTrainedConfig):
 
     def check(self) -> None:
         """Raise ``ValueError`` or ``TypeError`` for a wrong value."""
-        optional = ("classifier_hidden_size", "patch_size", "sliding_window")
-        given = [name for name in optional if getattr(self, name) is not None]
-        if self.sliding_window == 0 and not self.is_decoder:
-            given.remove("sliding_window")
-        for name in (*_SIZES, *given):
-            validation.positive_int(name, getattr(self, name))
-        for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "prior_momentum"):
-            validation.probability(name, getattr(self, name))
-        for name in ("layer_norm_eps", "initializer_range", "adaptive_div_value"):
-            value = getattr(self, name)
-            is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not is_number or not 0 < value < math.inf:
-                raise ValueError(f"{name} must be a positive number, got {value!r}")
-        for name in ("is_decoder", "use_cache", "tie_word_embeddings"):
-            validation.flag(name, getattr(self, name))
-        for name, allowed in _CHOICES.items():
-            validation.option(name, getattr(self, name), allowed)
+        for name, kind in _OPTIONS.items():
+            _check_type(name, kind, getattr(self, name))
+        validation.positive_int("num_labels", self.num_labels)
+        if self.sliding_window is not None and (self.is_decoder or self.sliding_window != 0):
+            validation.positive_int("sliding_window", self.sliding_window)
         if self.hidden_act not in ACT2FN:
             wanted = "an activation of transformers such as 'gelu'"
             raise ValueError(f"hidden_act must be {wanted}, got {self.hidden_act!r}")
@@ -282,7 +180,7 @@ class MgkConfig(PreTrainedConfig):
                     raise ValueError(f"{name} must be from 0 to {last} (vocab_size - 1), got {number!r}")
 
     def _check_names(self, unknown: Iterable[str]) -> None:
-        """Raise for keywords that are close to a field's name, or the name it has elsewhere."""
+        """Raise for keywords that misspell a field or name it as other libraries do."""
         names, others = [field.name for field in fields(self)], _NAMES | _ELSEWHERE
         for name in unknown:
             # properties, and what older files hold for generation
@@ -325,3 +223,16 @@ class MgkConfig(PreTrainedConfig):
                 f"adaptive_div_value={self.adaptive_div_value} leaves no width to the last"
                 f" of {len(cutoffs)} clusters of hidden_size={self.hidden_size}"
             )
+
+
+def _check_type(name: str, kind: Any, value: Any) -> None:
+    """Raise for a value of a wrong type, where layers do not check it."""
+    kinds = get_args(kind)
+    if NoneType in kinds:
+        if value is None:
+            return
+        kind = kinds[0]
+    if get_origin(kind) is Literal:
+        validation.option(name, value, get_args(kind))
+    elif kind in _CHECKS:
+        _CHECKS[kind](name, value)

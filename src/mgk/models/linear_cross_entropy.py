@@ -45,7 +45,7 @@ class _SumOfLosses(torch.autograd.Function):
 
 
 def sum_of_adaptive_losses(hidden: Tensor, softmax: nn.AdaptiveLogSoftmaxWithLoss, targets: Tensor) -> Tensor:
-    """The same for an adaptive softmax: of the head, then of each cluster that a target is in."""
+    """The same for an adaptive softmax: the head, then each cluster with a target."""
     bounds = [0, *softmax.cutoffs]
     of_head, total = targets.clone(), hidden.new_zeros(())
     clusters: list[Any] = list(softmax.tail)

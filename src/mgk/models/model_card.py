@@ -97,7 +97,7 @@ def write_card(
     recipe = facts.pop("recipe", None)
     metrics = facts.pop("metrics", None) or {}
     name = (config.architectures or ["MgkModel"])[0]
-    all_tags = dict.fromkeys(["mgk", config.attention, "transformers", *tags])  # each once
+    all_tags = dict.fromkeys(["mgk", config.attention, "transformers", *tags])
     front: dict[str, Any] = {"library_name": "mgk", "tags": list(all_tags)}
     if name in _PIPELINES:
         front["pipeline_tag"] = _PIPELINES[name]

@@ -271,7 +271,7 @@ class MixtureAttention(nn.Module):
         return query, keys, value
 
     def _has_plain_projections(self) -> bool:
-        """Whether training may project all at once: not what replaces a projection or watches it."""
+        """Whether one product may project all: not where a projection is replaced or watched."""
         projections = (self.q_proj, self.k_proj, self.v_proj)
         return self.training and all(
             type(x) is nn.Linear and not x._forward_hooks and not x._forward_pre_hooks for x in projections

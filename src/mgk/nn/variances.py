@@ -32,7 +32,7 @@ class ConstantVariance(nn.Module):
 
 
 class UnequalVariance(ConstantVariance):
-    """sigma_1^2 = sqrt(D), sigma_r^2 = sqrt(D) / 3 for r > 1: a setting of the authors' code.
+    """sigma_1^2 = sqrt(D), sigma_r^2 = sqrt(D) / 3 for r > 1, as in the authors' code.
 
     Constants, so that Eq. 9 drops their normaliser, too.
     """

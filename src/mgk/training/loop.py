@@ -308,7 +308,7 @@ def make_optimizer(model: nn.Module, training: TrainingSection) -> torch.optim.O
     )
     groups: list[dict[str, Any]] = [{"params": decayed}, {"params": rest, "weight_decay": 0.0}]
     rate, decay = training.learning_rate, training.weight_decay
-    is_fused = next(model.parameters()).device.type in ("cpu", "cuda")  # one call for all tensors
+    is_fused = next(model.parameters()).device.type in ("cpu", "cuda")
     eps = training.adam_epsilon
     return torch.optim.AdamW(groups, lr=rate, eps=eps, weight_decay=decay, fused=is_fused)
 

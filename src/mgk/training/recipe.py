@@ -8,17 +8,17 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_type_hints
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
 
-from mgk import variants
 from mgk._util.files import write_file
 from mgk._util.limits import MAX_THREADS
 from mgk._util.suggestions import closest, did_you_mean
 from mgk.data import task_registry
 from mgk.training.errors import RecipeError
+from mgk.variants import Count, ModelOptions, Positive, Probability
 
 _RECIPES = resources.files("mgk.training") / "recipes"
 
@@ -28,11 +28,10 @@ PRESETS = ("paper", "workstation", "laptop", "smoke")
 _SHOWN = 80  # characters of a wrong value
 _MAX_BYTES = 2**26  # a trial's file has the outcome of every test example
 
-Count = Annotated[int, Field(ge=1)]
 BatchSize = Annotated[int, Field(ge=1, le=2**20)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Probability = Annotated[float, Field(ge=0, lt=1)]
+# Of the model; its other options may be left open.
+_ALWAYS = ("attention", "num_attention_heads")
 
 
 class _Loader(yaml.SafeLoader):
@@ -60,55 +59,26 @@ class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
 
-class ModelSection(_Section):
+# What is left open follows from the data, or is the default.
+_FIELDS: dict[str, Any] = {
+    name: (kind, getattr(ModelOptions, name)) if name in _ALWAYS else (kind | None, None)
+    for name, kind in get_type_hints(ModelOptions, include_extras=True).items()
+}
+_ModelFields: Any = create_model("_ModelFields", __base__=_Section, **_FIELDS)
+
+
+class ModelSection(_ModelFields):
     """Fields of ``MgkConfig``; None: by the data, or its default."""
 
-    attention: variants.Variant = variants.DEFAULT_VARIANT
-    num_attention_heads: Count = 4
-    num_key_value_heads: Count | None = None
-    sliding_window: Annotated[int, Field(ge=0)] | None = None
-    head_dim: Count | None = None
-    hidden_size: Count | None = None
-    num_hidden_layers: Count | None = None
-    intermediate_size: Count | None = None
-    num_mixtures: Count | None = None
-    kernel: variants.Kernel | None = None
-    e_step: variants.EStep | None = None
-    prior: variants.Prior | None = None
-    prior_momentum: Probability | None = None
-    variance: variants.Variance | None = None
-    feature_map: variants.FeatureMapName | None = None
-    init: variants.Init | Positive | None = None
-    backend: str | None = None
-    position: variants.Position | None = None
-    max_position_embeddings: Count | None = None
-    hidden_dropout_prob: Probability | None = None
-    attention_probs_dropout_prob: Probability | None = None
-    hidden_act: str | None = None
-    layer_norm_eps: Positive | None = None
-    initializer_range: Positive | None = None
-    pooling: variants.Pooling | None = None
-    classifier_hidden_size: Count | None = None
-    adaptive_cutoffs: list[Count] | None = None
-    adaptive_div_value: Positive | None = None
-    tie_word_embeddings: bool | None = None
-    image_size: Count | None = None
-    patch_size: Count | None = None
-    num_channels: Count | None = None
-    is_decoder: bool | None = None
-    use_cache: bool | None = None
-    vocab_size: Count | None = None
     num_labels: Count | None = None
-    pad_token_id: int | None = None
-    bos_token_id: int | None = None
-    eos_token_id: int | list[int] | None = None
 
     def __getitem__(self, name: str) -> Any:
         return self.given()[name]
 
     def given(self) -> dict[str, Any]:
         """The fields that have a value."""
-        return self.model_dump(exclude_none=True)
+        values: dict[str, Any] = self.model_dump(exclude_none=True)
+        return values
 
 
 class DataSection(_Section):

@@ -85,7 +85,7 @@ class TaskData:
     def split(self, name: str) -> Dataset[Batch]:
         """The examples of a split, as many as the recipe says.
 
-        Always the same random ones, as the first may be of one class; of running text, the
+        Always the same random ones, as the first may be of one class; of text, the
         first.
         """
         options: dict[str, Any] = {"max_length": self.max_length, "colour": self.section.colour}

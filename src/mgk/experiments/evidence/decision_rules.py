@@ -75,9 +75,9 @@ def decide_comparable(interval: Interval, *, margin: float) -> Outcome:
 
 
 def deciding_half_width(interval: Interval, margin: float, *, is_comparable: bool) -> float:
-    """How narrow an inconclusive interval must become about its estimate to be decided.
+    """The half-width that would decide an inconclusive interval.
 
-    Up to the margin for "comparable or better"; for "better" up to 0, or to the margin, whichever is further.
+    It reaches the margin; for "better" 0 or the margin, whichever is further.
     """
     if is_comparable:
         return abs(interval.estimate + margin)

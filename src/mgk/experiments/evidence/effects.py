@@ -38,9 +38,9 @@ class PresetResults:
         return list(self._analyses.values())
 
     def differences(self, task: str, candidate: ModelSpec, baseline: ModelSpec) -> list[float]:
-        """Candidate minus baseline of each common seed, above 0 where the candidate is better.
+        """Candidate minus baseline by common seed, above 0 where it is better.
 
-        In points of accuracy, or in per cent of the baseline's perplexity or bits per byte.
+        In points of accuracy, or per cent of the baseline's perplexity or bits per byte.
         """
         pairs = paired_by_seed(self.trials(task, candidate), self.trials(task, baseline))
         return [
@@ -130,7 +130,7 @@ def seeds_for(interval: Interval, seeds: int, half_width: float) -> int | None:
     from scipy.stats import t
 
     deviation = measured * sqrt(seeds) / t.ppf(0.975, seeds - 1)
-    count = max(2, ceil((1.96 * deviation / half_width) ** 2))  # n is not less, by the normal quantile
+    count = max(2, ceil((1.96 * deviation / half_width) ** 2))  # n is not less
     while t.ppf(0.975, count - 1) * deviation / sqrt(count) > half_width:
         count += 1
     return count
@@ -148,9 +148,9 @@ def late_change(trials: Sequence[TrialResult]) -> float | None:
 
 
 def is_above_chance(trials: Sequence[TrialResult]) -> bool:
-    """Whether models are above the majority-class baseline by 1.96 standard errors of its accuracy.
+    """Whether accuracy is above the majority class's by 1.96 standard errors.
 
-    Language models: whether their mean perplexity is below that of a unigram model.
+    Of language models: whether the mean perplexity is below a unigram model's.
     """
     chance, mean = trials[0].data.chance, fmean(trial.test for trial in trials)
     if trials[0].summary.metric != "accuracy":

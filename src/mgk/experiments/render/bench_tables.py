@@ -159,7 +159,7 @@ def _linear(bench: Bench, file: str) -> str:
     return text("bench_linear", length=rows.rows[0]["N"], mlk=mlk, speedup=smgk / mlk, file=file)
 
 
-# Experiments of any number of heads, and what a row of their table says beside the sizes.
+# Experiments of any number of heads, and what their rows say beside sizes.
 _MORE = {
     "short": "",
     "language model": ", causal",

@@ -1,14 +1,13 @@
 """The frontier: quality against cost. Does not import torch."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, Self
 
-from mgk._util.files import read_json, write_file
-from mgk._util.json_codec import compact_json
+from mgk._util.files import read_json
 from mgk.analysis import cost_model
 from mgk.analysis.confidence_intervals import Interval
 from mgk.experiments.evidence.claims import compare_pair
@@ -16,6 +15,7 @@ from mgk.experiments.evidence.decision_rules import (
     CONFIRMED,
     CONTRADICTED,
     EQUIVALENT,
+    INCONCLUSIVE,
     MARGINS,
     NOT_MEASURED,
     Evidence,
@@ -23,18 +23,16 @@ from mgk.experiments.evidence.decision_rules import (
 )
 from mgk.experiments.evidence.effects import PresetResults
 from mgk.experiments.model_spec import ModelSpec, sizes_of
-from mgk.experiments.plan import PLAN
 from mgk.experiments.render.charts import FewPoints, Series
-from mgk.experiments.render.figure_png import draw
 from mgk.experiments.render.figures import Figure
-from mgk.experiments.render.numbers import interval_text, json_safe, short, signed
+from mgk.experiments.render.numbers import interval_text, json_safe, short, signed, text
+from mgk.experiments.render.study_report import StudyReport
 from mgk.experiments.render.tables import DASH, machines, markdown_table
-from mgk.experiments.result_store import ResultStore, TrialResult
-from mgk.experiments.study import Pair, Study, read_study
+from mgk.experiments.result_store import TrialResult
+from mgk.experiments.study import Pair
 from mgk.variants import VARIANTS
 
-ID = "frontier"
-SUMMARY, TIMES = "summary.json", "times.json"
+TIMES = "times.json"
 TASK = "bytes"
 # What all others are compared to, seed by seed: seeds differ in level.
 BASELINE = ModelSpec("softmax", 4)
@@ -51,6 +49,13 @@ _ADVICE: Mapping[Outcome, str] = {
     CONFIRMED: "take {candidate}",
     CONTRADICTED: "take {baseline}",
     EQUIVALENT: "either {candidate} or {baseline}, which are within {margin:g}% of each other",
+    INCONCLUSIVE: "not decided between {candidate} and {baseline}",
+}
+_OUTCOMES: Mapping[Outcome, str] = {
+    CONFIRMED: "Better",
+    EQUIVALENT: "Equivalent",
+    CONTRADICTED: "Worse",
+    INCONCLUSIVE: "Not decided",
 }
 _QUESTIONS = {"better": "Better", "comparable": "Comparable or better"}
 
@@ -74,7 +79,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Frontier:
+class Frontier(StudyReport):
     """What the study has measured so far.
 
     Attributes:
@@ -82,9 +87,15 @@ class Frontier:
             the machine, as ``times.json`` has them.
     """
 
-    study: Study
-    results: tuple[TrialResult, ...]
-    times: Mapping[str, Any]
+    id = "frontier"
+
+    times: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, results: Path) -> Self | None:
+        """The study in a folder of results, with its times."""
+        found, times = super().read(results), results / cls.id / TIMES
+        return replace(found, times=read_json(times)) if found and times.is_file() else found
 
     @cached_property
     def found(self) -> PresetResults:
@@ -129,20 +140,26 @@ class Frontier:
             for pair in self.study.pairs
         ]
 
-    def advice(self) -> list[str]:
-        """Who should use what, as far as it is decided."""
-        lines = []
-        for pair, item in self.evidence():
-            if not pair.use or item.outcome == NOT_MEASURED:
-                continue
-            names = {"candidate": _phrase(pair.candidate), "baseline": _phrase(pair.baseline)}
-            advice = _ADVICE.get(item.outcome, "not decided between {candidate} and {baseline}")
-            lines.append(f"{pair.use}: {advice.format(**names, margin=MARGINS['bits_per_byte'])}")
-        return lines
+    def answers(self) -> list[tuple[Pair, Evidence]]:
+        """The pairs that say who should use what, as far as they are measured."""
+        return [(pair, item) for pair, item in self.evidence() if pair.use and item.outcome != NOT_MEASURED]
+
+    def comparisons(self) -> list[str]:
+        """The same, a line for each outcome: the models and what they share."""
+        lines: dict[str, list[str]] = {}
+        for pair, item in self.answers():
+            use = pair.use[0].lower() + pair.use[1:]
+            names = f"{_phrase(pair.candidate)} vs {_phrase(pair.baseline)} ({use})"
+            lines.setdefault(_OUTCOMES[item.outcome], []).append(names)
+        return [f"**{name}**: {'; '.join(lines[name])}." for name in _OUTCOMES.values() if name in lines]
 
     def sentences(self) -> list[str]:
         """Who should use what, then the front of each cost."""
-        lines = [f"{line}." for line in self.advice()]
+        lines = []
+        for pair, item in self.answers():
+            names = {"candidate": _phrase(pair.candidate), "baseline": _phrase(pair.baseline)}
+            advice = _ADVICE[item.outcome].format(**names, margin=MARGINS["bits_per_byte"])
+            lines.append(f"{pair.use}: {advice}.")
         for cost, heading in COSTS.items():
             if front := self.front(cost):
                 names_of_front = ", ".join(f"{point.model} ({short(point.costs[cost])})" for point in front)
@@ -154,9 +171,7 @@ class Frontier:
         pairs = [{**asdict(pair), **asdict(item)} for pair, item in self.evidence()]
         data: dict[str, Any] = json_safe(
             {
-                "format": 1,
-                "plan": self.study.sha256,
-                "trials": {"done": len(self.results), "all": len(self.study.trials)},
+                **super().to_json(),
                 "baseline": BASELINE.name,
                 "points": [asdict(point) for point in self.points],
                 "fronts": {cost: [point.model for point in self.front(cost)] for cost in COSTS},
@@ -182,22 +197,15 @@ class Frontier:
             rows.append([point.title, str(point.seeds), f"{point.bits:.3f}", gain, *cells])
         columns = ["model", "seeds", "bits per byte", f"gain over {BASELINE.title}, %", *COSTS.values()]
         label = self.results[0].data.label
-        caption = (
-            f"{label}: test bits per byte, mean over seeds; the gain is paired by seed, with the 95% CI over seeds,"
-            " above 0 where the model is better. A cost in bold: no other model is as good at this cost or less."
-        )
-        progress = f"{len(self.results)} of {len(self.study.trials)} trials are done."
-        times = "Times are not measured yet: `mgk reproduce frontier --times`."
-        if self.times:
-            times = "Times: {machine}, one thread, median of {rounds} rounds.".format_map(self.times)
+        times = text("frontier_times", **self.times) if self.times else text("frontier_no_times")
         return "\n\n".join(
             [
-                " ".join([progress, *self.sentences()]),
+                " ".join([f"{self.progress}.", *self.sentences()]),
                 "\n".join(
                     f"- {item.sentence} {_QUESTIONS[pair.asks]}: **{item.outcome}**."
                     for pair, item in self.evidence()
                 ),
-                caption,
+                text("frontier_table", label=label),
                 markdown_table(columns, rows),
                 times,
                 *(f"- {line}" for line in machines(self.results)),
@@ -218,12 +226,12 @@ class Frontier:
                     )
                 )
         return Figure(
-            id=ID,
+            id=self.id,
             title="The frontier of quality and cost",
             preset=self.found.preset,
-            caption="The gain in bits per byte over softmax with 4 heads, by cost; bars are 95% CIs over seeds.",
+            caption=text("frontier"),
             panels=tuple(panel for panel in panels if panel.series),
-            command=f"mgk reproduce {ID}",
+            command=f"mgk reproduce {self.id}",
         )
 
     def _series(self, cost: str, family: str) -> Iterable[Series]:
@@ -255,28 +263,6 @@ def costs(result: TrialResult) -> dict[str, float]:
         "flops": per_token(cost_model.attention_flops, sizes.layers),
         "parameters": float(result.summary.parameters),
     }
-
-
-def read_frontier(results: Path) -> Frontier | None:
-    """The study in a folder of results; None where there is none."""
-    folder = results / ID
-    if not (folder / PLAN).is_file():
-        return None
-    store, study = ResultStore(folder), read_study(folder)
-    study = study.extended(store.found(study.trials))
-    times = folder / TIMES
-    return Frontier(study, store.found(study.trials), read_json(times) if times.is_file() else {})
-
-
-def write_frontier(results: Path) -> list[Path]:
-    """Write the summary and the figure beside the plan; the paths."""
-    found = read_frontier(results)
-    if found is None or not found.points:
-        return []
-    paths = [results / ID / SUMMARY, results / ID / f"{ID}.png"]
-    write_file(paths[0], compact_json(found.to_json()))
-    write_file(paths[1], draw(found.figure()))
-    return paths
 
 
 def _phrase(model: str) -> str:

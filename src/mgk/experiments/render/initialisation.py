@@ -4,26 +4,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import log10
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from mgk._util.files import write_file
-from mgk._util.json_codec import compact_json
 from mgk.analysis.initial_scores import score_std
 from mgk.experiments.evidence.decision_rules import least_regret, regrets
-from mgk.experiments.plan import PLAN
 from mgk.experiments.render.charts import Lines, Series
-from mgk.experiments.render.figure_png import draw
 from mgk.experiments.render.figures import Figure
+from mgk.experiments.render.numbers import text
+from mgk.experiments.render.study_report import StudyReport
 from mgk.experiments.render.tables import DASH, machines, markdown_table
-from mgk.experiments.result_store import ResultStore, TrialResult
-from mgk.experiments.study import Study, read_study
 from mgk.training.recipe import ModelSection
 from mgk.variants import VARIANTS
 
-ID = "initialisation"
-SUMMARY = "summary.json"
 # Of the criterion: what counts as equal, and what one for all may cost.
 TOLERANCE, MAX_REGRET = 0.002, 0.01
 _WIDE_FIRST = ("paper", "0.4", "0.1", "0.02")
@@ -32,17 +25,16 @@ Row = dict[str, list[float]]  # init -> values by seed
 
 
 @dataclass(frozen=True)
-class Initialisation:
+class Initialisation(StudyReport):
     """What the study has measured so far."""
 
-    study: Study
-    results: tuple[TrialResult, ...]
+    id = "initialisation"
 
     @cached_property
     def grids(self) -> dict[tuple[str, float | str | None], dict[str, Row]]:
-        """By task and learning rate: every model's values by initialisation and seed.
+        """By task and learning rate: values by model, initialisation and seed.
 
-        Bits per byte on the validation split, or accuracy in per cent on the test split.
+        Validation bits per byte, or test accuracy in per cent.
         """
         found: dict[tuple[str, float | str | None], dict[str, Row]] = {}
         for result in self.results:
@@ -85,19 +77,16 @@ class Initialisation:
 
     def sentences(self) -> list[str]:
         """What the criterion says."""
-        progress = f"{len(self.results)} of {len(self.study.trials)} trials are done"
         if len(self.inits) < 2:
-            return [f"{progress}; no initialisation is chosen yet."]
+            return [f"{self.progress}; no initialisation is chosen yet."]
         init, worst = self.choice()
-        progress += f"; the initialisations that every model has so far are {', '.join(self.inits)}"
-        text = f"{progress}. One for all models: {init}, with a regret of at most {worst:.2%} for any of them."
+        progress = text("initialisation_progress", progress=self.progress, inits=", ".join(self.inits))
+        choice = text("initialisation_for_all", progress=progress, init=init, worst=worst)
         if worst <= MAX_REGRET:
-            return [text]
+            return [choice]
         softmax, linear = (self.choice([family]) for family in ("softmax", "linear"))
-        return [
-            f"{text} That is above {MAX_REGRET:.0%}, so each family has its own: softmax, mgk and smgk {softmax[0]} (at"
-            f" most {softmax[1]:.2%}), linear, mlk and smlk {linear[0]} (at most {linear[1]:.2%})."
-        ]
+        own = text("initialisation_by_family", limit=MAX_REGRET, softmax=softmax, linear=linear)
+        return [f"{choice} {own}"]
 
     def to_json(self) -> dict[str, Any]:
         """Values, regrets and choices as JSON data."""
@@ -105,9 +94,7 @@ class Initialisation:
             {"task": task, "learning_rate": rate, "values": rows} for (task, rate), rows in self.grids.items()
         ]
         return {
-            "format": 1,
-            "plan": self.study.sha256,
-            "trials": {"done": len(self.results), "all": len(self.study.trials)},
+            **super().to_json(),
             "grids": grids,
             "means": self.means,
             "regrets": regrets(self.means),
@@ -146,33 +133,13 @@ class Initialisation:
                 )
             )
         return Figure(
-            id=ID,
+            id=self.id,
             title="Initialisation of queries and keys",
             preset=self.study.stages[0].preset,
-            caption="Bits per byte over the initial spread of the scores (linear attention: of the weights).",
+            caption=text("initialisation"),
             panels=tuple(panel for panel in panels if panel.series),
-            command=f"mgk reproduce {ID}",
+            command=f"mgk reproduce {self.id}",
         )
-
-
-def read_initialisation(results: Path) -> Initialisation | None:
-    """The study in a folder of results; None where there is none."""
-    folder = results / ID
-    if not (folder / PLAN).is_file():
-        return None
-    study, store = read_study(folder), ResultStore(folder)
-    return Initialisation(study, store.found(study.trials))
-
-
-def write_initialisation(results: Path) -> list[Path]:
-    """Write the summary and the figure beside the plan; the paths."""
-    found = read_initialisation(results)
-    if found is None or not found.results:
-        return []
-    paths = [results / ID / SUMMARY, results / ID / f"{ID}.png"]
-    write_file(paths[0], compact_json(found.to_json()))
-    write_file(paths[1], draw(found.figure()))
-    return paths
 
 
 def _score_std(variant: str, heads: int, init: str, model: ModelSection) -> float:

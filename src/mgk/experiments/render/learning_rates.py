@@ -2,29 +2,21 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from mgk._util.files import write_file
-from mgk._util.json_codec import compact_json
-from mgk.experiments.plan import PLAN
+from mgk.experiments.render.study_report import StudyReport
 from mgk.experiments.render.tables import DASH, machines, markdown_table
-from mgk.experiments.result_store import ResultStore, TrialResult
-from mgk.experiments.study import Study, family, read_study
-
-ID = "learning-rates"
-SUMMARY = "summary.json"
+from mgk.experiments.study import family
 
 Values = dict[float, list[float]]  # by rate and seed
 
 
 @dataclass(frozen=True)
-class LearningRates:
-    """What the study has measured so far."""
+class LearningRates(StudyReport):
+    """What the study has measured so far; other plans refer to its summary."""
 
-    study: Study
-    results: tuple[TrialResult, ...]
+    id = "learning-rates"
 
     @cached_property
     def values(self) -> dict[str, dict[str, Values]]:
@@ -56,17 +48,11 @@ class LearningRates:
 
     def to_json(self) -> dict[str, Any]:
         """Values and choices as JSON data."""
-        return {
-            "format": 1,
-            "plan": self.study.sha256,
-            "trials": {"done": len(self.results), "all": len(self.study.trials)},
-            "values": self.values,
-            "chosen": self.chosen,
-        }
+        return {**super().to_json(), "values": self.values, "chosen": self.chosen}
 
     def markdown(self) -> str:
         """A table for each task, the chosen rates in bold."""
-        parts = [f"{len(self.results)} of {len(self.study.trials)} trials are done."]
+        parts = [f"{self.progress}."]
         for task, families in self.values.items():
             rates = sorted({rate for row in families.values() for rate in row})
             first = next(result for result in self.results if result.trial.task == task)
@@ -83,22 +69,3 @@ class LearningRates:
             return DASH
         is_chosen = self.chosen.get(task, {}).get(name) == rate
         return f"**{fmean(values):.3f}**" if is_chosen else f"{fmean(values):.3f}"
-
-
-def read_learning_rates(results: Path) -> LearningRates | None:
-    """The study in a folder of results; None where there is none."""
-    folder = results / ID
-    if not (folder / PLAN).is_file():
-        return None
-    study, store = read_study(folder), ResultStore(folder)
-    return LearningRates(study, store.found(study.trials))
-
-
-def write_learning_rates(results: Path) -> list[Path]:
-    """Write the summary, which other plans refer to, beside the plan; its path."""
-    found = read_learning_rates(results)
-    if found is None or not found.results:
-        return []
-    path = results / ID / SUMMARY
-    write_file(path, compact_json(found.to_json()))
-    return [path]

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from mgk._util.files import write_file
 from mgk.experiments.artifacts import Outputs
@@ -19,12 +20,13 @@ from mgk.experiments.evidence.decision_rules import (
     NOT_MEASURED,
     Outcome,
 )
+from mgk.experiments.plan import PLAN
 from mgk.experiments.render.bench_tables import bench_parts
 from mgk.experiments.render.figure_png import draw
-from mgk.experiments.render.frontier import Frontier, read_frontier
-from mgk.experiments.render.initialisation import Initialisation, read_initialisation
-from mgk.experiments.render.learning_rates import LearningRates, read_learning_rates
+from mgk.experiments.render.frontier import Frontier
 from mgk.experiments.render.numbers import text as sentence
+from mgk.experiments.render.studies import STUDIES
+from mgk.experiments.render.study_report import SUMMARY, StudyReport
 from mgk.experiments.render.tables import DASH, machines, markdown, markdown_table
 from mgk.experiments.reproduce.published import AVERAGE, LRA
 from mgk.experiments.reproduce.registry import EXPERIMENTS
@@ -33,12 +35,7 @@ from mgk.training.errors import RecipeError, TrainingError
 
 # Relative to the document.
 IMAGES = "images/reproduction"
-_Found = Initialisation | LearningRates | Frontier
-_STUDIES: Mapping[str, Callable[[Path], _Found | None]] = {
-    "initialisation": read_initialisation,
-    "learning-rates": read_learning_rates,
-    "frontier": read_frontier,
-}
+_Report = TypeVar("_Report", bound=StudyReport)
 _PART = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end of generated: \2 -->)", re.DOTALL)
 
 
@@ -74,8 +71,8 @@ def fill_document(path: Path, outputs: Outputs, results: str) -> list[str]:
         filled = fill(text, outputs, results)
     except RecipeError as error:
         raise RecipeError(f"{path}: {error}") from None
-    studies = (study for read in _STUDIES.values() if (study := _measured_study(outputs, read)))
-    figures = [study.figure() for study in studies if not isinstance(study, LearningRates)]
+    studies = (_measured_study(outputs, kind) for kind in STUDIES.values())
+    figures = [figure for study in studies if study and (figure := study.figure())]
     for figure in (*outputs.figures.values(), *figures):
         image = f"{IMAGES}/{figure.id}.png"
         if image in filled:
@@ -92,7 +89,7 @@ def _makers(outputs: Outputs, results: str) -> Mapping[str, Callable[[], str]]:
         "measured": partial(_measured, outputs),
         "summary": partial(_summary, outputs, results),
         "headlines": partial(_headlines, outputs, results),
-        **{name: partial(_study, outputs, results, name) for name in _STUDIES},
+        **{name: partial(_study, outputs, results, name) for name in STUDIES},
         **bench_parts(outputs.bench, results),
         **{name: partial(_experiment, outputs, results, name) for name in EXPERIMENTS},
     }
@@ -100,21 +97,20 @@ def _makers(outputs: Outputs, results: str) -> Mapping[str, Callable[[], str]]:
 
 def _study(outputs: Outputs, results: str, name: str) -> str:
     """A study: its figure, if it has one, its tables and its choice."""
-    found = _measured_study(outputs, _STUDIES[name])
+    found = _measured_study(outputs, STUDIES[name])
+    plan = f"its plan `{results}/{name}/{PLAN}`"
     if found is None:
-        return f"Not measured yet: `mgk reproduce {name}` (its plan: `{results}/{name}/plan.yaml`)."
-    parts = [
-        f"`mgk reproduce {name}` (data: `{results}/{name}/summary.json`, its plan `{results}/{name}/plan.yaml`)"
-    ]
-    if not isinstance(found, LearningRates):
-        alt = " ".join(panel.description for panel in found.figure().panels)
+        return f"Not measured yet: `mgk reproduce {name}` ({plan})."
+    parts = [f"`mgk reproduce {name}` (data: `{results}/{name}/{SUMMARY}`, {plan})"]
+    if (figure := found.figure()) is not None:
+        alt = " ".join(panel.description for panel in figure.panels)
         parts.append(f"![{alt}]({IMAGES}/{name}.png)")
     return "\n\n".join([*parts, found.markdown()])
 
 
-def _measured_study(outputs: Outputs, read: Callable[[Path], _Found | None]) -> _Found | None:
+def _measured_study(outputs: Outputs, kind: type[_Report]) -> _Report | None:
     """The study in the folder of results, once it has some."""
-    found = None if outputs.folder is None else read(outputs.folder)
+    found = None if outputs.folder is None else kind.read(outputs.folder)
     return found if found is not None and found.results else None
 
 
@@ -128,22 +124,17 @@ _OUTCOMES: Mapping[Outcome, str] = {
 
 
 def _abstract(outputs: Outputs) -> str:
-    """What holds, what does not and what is not decided; then who should use what, by the frontier."""
-    found = verdicts(outputs.results)
+    """The claims by outcome; then the frontier's pairs by outcome."""
+    outcomes = verdicts(outputs.results)
     lines = []
     for outcome, name in _OUTCOMES.items():
-        if texts := [claim.text for claim in CLAIMS if found[claim.id].outcome == outcome]:
+        if texts := [claim.text for claim in CLAIMS if outcomes[claim.id].outcome == outcome]:
             where = f" at preset `{outputs.results.preset}`"
             lines.append(f"- **{name}**{where}: {' '.join(texts)}")
-    if advice := _advice(outputs):
-        lines.append(f"- **On bytes** ([frontier](frontier.md)): {advice}.")
+    if found := _measured_study(outputs, Frontier):
+        lines.append("- **On bytes** ([frontier](frontier.md)):")
+        lines += [f"  - {line}" for line in found.comparisons()]
     return "\n".join(lines)
-
-
-def _advice(outputs: Outputs) -> str:
-    """Who should use what, by the frontier; empty where it is not measured."""
-    found = _measured_study(outputs, read_frontier)
-    return "; ".join(found.advice()) if isinstance(found, Frontier) else ""
 
 
 def _claims(outputs: Outputs) -> str:
@@ -200,8 +191,10 @@ def _summary(outputs: Outputs, results: str) -> str:
         f"{outcomes.count(name)} {name}" for name in dict.fromkeys(outcomes) if name != NOT_MEASURED
     )
     claims = f"Of the paper's claims, at preset `{preset}`: {counts} (`{folder}/claims.json`)."
-    advice = _advice(outputs)
-    return f"{claims} On bytes: {advice} (`{results}/frontier/summary.json`)." if advice else claims
+    if found := _measured_study(outputs, Frontier):
+        lines = "\n".join(f"- {line}" for line in found.comparisons())
+        claims += f"\n\nOn bytes (`{results}/{found.id}/{SUMMARY}`):\n\n{lines}"
+    return claims
 
 
 def _headlines(outputs: Outputs, results: str) -> str:

@@ -6,16 +6,8 @@ from statistics import fmean
 from markupsafe import Markup
 
 from mgk.experiments.artifacts import Outputs
+from mgk.experiments.evidence import decision_rules
 from mgk.experiments.evidence.claims import CLAIMS, verdicts
-from mgk.experiments.evidence.decision_rules import (
-    CONFIRMED,
-    CONTRADICTED,
-    EQUIVALENT,
-    INCONCLUSIVE,
-    NOT_MEASURED,
-    Claim,
-    Verdict,
-)
 from mgk.experiments.model_analysis import ModelAnalysis
 from mgk.experiments.render import html
 from mgk.experiments.render.charts import Lines, Maps, interval_chart
@@ -33,7 +25,13 @@ from mgk.experiments.render.tables import (
 from mgk.experiments.reproduce.registry import EXPERIMENTS
 from mgk.experiments.result_store import TrialResult
 
-_SYMBOLS = {CONFIRMED: "✓", EQUIVALENT: "≈", INCONCLUSIVE: "○", CONTRADICTED: "✗", NOT_MEASURED: "–"}
+_SYMBOLS = {
+    decision_rules.CONFIRMED: "✓",
+    decision_rules.EQUIVALENT: "≈",
+    decision_rules.INCONCLUSIVE: "○",
+    decision_rules.CONTRADICTED: "✗",
+    decision_rules.NOT_MEASURED: "–",
+}
 
 
 def reproduction_page(outputs: Outputs) -> str:
@@ -77,7 +75,7 @@ def _claims(outputs: Outputs) -> list[Markup]:
     return [*(_claim(claim, found[claim.id]) for claim in CLAIMS), html.paragraph(text("rules"))]
 
 
-def _claim(claim: Claim, verdict: Verdict) -> Markup:
+def _claim(claim: decision_rules.Claim, verdict: decision_rules.Verdict) -> Markup:
     return html.details(
         f"{_SYMBOLS[verdict.outcome]} {verdict.outcome}: {claim.text}",
         html.paragraph(f"In the paper: {claim.where}."),

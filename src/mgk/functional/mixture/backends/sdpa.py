@@ -27,7 +27,7 @@ from mgk.functional.validation import has_tangent, is_plain, is_static, known, n
 LARGEST_SPREAD = 60.0
 # A mask beyond rounds scores away, in float64 too.
 LARGE_MASK = 1e18
-VANISHING = 1e-20  # of a score; that of a removed component, the lowest number, still has no weight
+VANISHING = 1e-20  # of a score; a removed component's, the lowest, has no weight
 # bfloat16 columns of 8 bits that together hold a float32 bias.
 BFLOAT16_PARTS = 3
 # Queries of one explicit mask, which takes CHUNK * M * S elements, not L * M * S.
@@ -271,7 +271,7 @@ def _relative(query: Tensor, mask: Tensor, allowed: Tensor, filled: Tensor) -> t
     """
     top = mask.masked_fill(~allowed, -torch.inf).amax(-1, keepdim=True).masked_fill(~filled, 0.0)
     query = query * torch.where(top.abs() > LARGE_MASK, VANISHING, 1.0).to(query.dtype)
-    dtype = torch.promote_types(query.dtype, torch.float32)  # half precision has no room for a float32 mask
+    dtype = torch.promote_types(query.dtype, torch.float32)  # a float32 mask needs it
     return query, masks.to_dtype(masks.add(mask.masked_fill(~filled, 0.0), -top), dtype)
 
 
