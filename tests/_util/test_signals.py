@@ -1,4 +1,4 @@
-"""Signals as exit codes, also where they come at an unkind moment."""
+"""Signals as exit codes, at awkward moments too."""
 
 import pickle
 import signal

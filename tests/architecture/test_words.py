@@ -30,6 +30,8 @@ PHRASES = (
     "silent task",
     "narrow start",
     "the paper's start",
+    "without a word",
+    "unkind moment",
 )
 IDENTIFIERS = (
     "Bilinear",
@@ -48,8 +50,11 @@ IDENTIFIERS = (
     "data_pictures",
     "made_up",
     "over_ranks",
+    "read_sealed",
     "refusal",
+    "seal",
     "told",
+    "write_sealed",
     "yardstick",
 )
 OPTIONS = ("--matrices", "--markdown", "--plain")

@@ -1,4 +1,4 @@
-"""Closed pipes, signals at unkind moments, folders that hold nothing, arguments that cannot be meant."""
+"""Closed pipes, signals at awkward moments, folders that hold nothing, arguments that cannot be meant."""
 
 import os
 import signal
@@ -20,7 +20,7 @@ def run(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("arguments", ["reproduce --list", "data list", "--help"])
-def test_a_reader_that_has_enough_ends_it_without_a_word(arguments):
+def test_a_reader_that_has_enough_ends_it_silently(arguments):
     line = f"'{sys.executable}' -m mgk {arguments} | true; exit ${{PIPESTATUS[0]}}"
     result = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=120)
     assert (result.returncode, result.stdout, result.stderr) == (141, "", "")
@@ -79,7 +79,7 @@ def test_a_signal_to_the_parent_alone_ends_a_comparison(tmp_path, number, code, 
     assert Path(tmp_path / "out" / "comparison.json").exists() is False
 
 
-def test_orphans_end_without_a_word(tmp_path):
+def test_orphans_end_silently(tmp_path):
     command = [*ENDLESS, str(tmp_path / "out")]
     process = subprocess.Popen(
         command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True

@@ -301,7 +301,7 @@ def test_a_full_disk_for_the_manifest_leaves_the_old_set(
     def full(*arguments: object, **options: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("mgk.data.writer.write_sealed", full)
+    monkeypatch.setattr("mgk.data.writer.write_hashed", full)
     with pytest.raises(DataError, match=r"cannot write '.*wikitext-2': No space left on device"):
         prepare("wikitext-2", source, out=tmp_path / "out")
     assert {name: before[name] for name in before} == {
@@ -348,7 +348,7 @@ INTERRUPTED = """
     if stage == "arrays":
         writer.SetWriter.add_file = stop
     elif stage == "placed":
-        writer.write_sealed = stop
+        writer.write_hashed = stop
     else:
         writer.shutil.rmtree = stop
     prepare("wikitext-2", source, out=out)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from mgk._util.files import atomic_folder, write_sealed
+from mgk._util.files import atomic_folder, write_hashed
 from mgk.training import checkpoints
 
 
@@ -54,11 +54,11 @@ def flip(path):
         ),
         (lambda path: flip(path / "manifest.json"), "manifest.json cannot be read"),
         (
-            lambda path: write_sealed(path / "manifest.json", {"format": 2, "files": {"x": 1}}),
+            lambda path: write_hashed(path / "manifest.json", {"format": 2, "files": {"x": 1}}),
             "it does not list its files",
         ),
         (
-            lambda path: write_sealed(path / "manifest.json", {"format": 1, "files": {}}),
+            lambda path: write_hashed(path / "manifest.json", {"format": 1, "files": {}}),
             "is of format 1, not 2",
         ),
     ],

@@ -17,7 +17,7 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 from training_cases import tiny, trajectory, weights
 
 from mgk._util.errors import UserError
-from mgk._util.files import folder_lock, read_json, read_sealed, write_sealed
+from mgk._util.files import folder_lock, read_json, read_verified, write_hashed
 from mgk.training import (
     Interrupted,
     RecipeError,
@@ -312,10 +312,10 @@ def test_a_run_killed_before_its_recipe_was_whole_starts_anew(tmp_path):
 def test_data_that_changed_are_refused(tmp_path):
     killed_run(tiny(), tmp_path / "run", 3)
     path = tmp_path / "run" / "environment.json"
-    environment = read_sealed(path)
+    environment = read_verified(path)
     first = next(iter(environment["data"]["files"].values()))
     first["sha256"] = "0" * 64
-    write_sealed(path, environment)
+    write_hashed(path, environment)
     with pytest.raises(TrainingError, match="the data have changed since"):
         train(tiny(), tmp_path / "run", resume=True)
 
@@ -418,7 +418,7 @@ def test_a_spoiled_environment_is_taken_from_the_checkpoint(tmp_path, text):
     notes = []
     train(tiny(), tmp_path / "run", resume=True, on_note=notes.append)
     assert any("environment.json: this is not the environment of a run" in note for note in notes)
-    assert len(read_sealed(tmp_path / "run" / "environment.json")["sessions"]) == 2
+    assert len(read_verified(tmp_path / "run" / "environment.json")["sessions"]) == 2
 
 
 @pytest.mark.parametrize(

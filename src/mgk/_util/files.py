@@ -1,6 +1,6 @@
 """Atomic writes, checksums, locks of folders, and the commit of a file.
 
-A *sealed* JSON file holds the SHA-256 of its own content under ``sha256``, and the
+A *hashed* JSON file holds the SHA-256 of its own content under ``sha256``, and the
 :class:`FileSpec` of other files that belong to it under ``files``.
 """
 
@@ -22,7 +22,7 @@ from typing import Any
 
 from mgk._util.errors import UserError
 
-SEAL = "sha256"
+SHA256 = "sha256"
 LOCK = ".lock"
 _BYTE = 1 << 30  # beyond the content: Windows locks it for reading too
 _held: set[int] = set()
@@ -135,34 +135,34 @@ def _hash_of_version(path: Path, *version: int) -> str:
     return file_hash(path)
 
 
-def seal(data: Mapping[str, Any]) -> dict[str, Any]:
+def with_hash(data: Mapping[str, Any]) -> dict[str, Any]:
     """JSON data with the SHA-256 of their content."""
-    return {**data, SEAL: _content_hash(data)}
+    return {**data, SHA256: _content_hash(data)}
 
 
-def write_sealed(path: Path, data: Mapping[str, Any], files: Iterable[Path] = ()) -> None:
-    """Write ``data``, sealed, with the specs of files below the same folder."""
+def write_hashed(path: Path, data: Mapping[str, Any], files: Iterable[Path] = ()) -> None:
+    """Write ``data`` with its hash and the specs of files below the same folder."""
     if specs := file_specs(path.parent, files):
         data = {**data, "files": {name: asdict(spec) for name, spec in specs.items()}}
-    write_json(path, seal(data))
+    write_json(path, with_hash(data))
 
 
-def read_sealed(path: Path) -> dict[str, Any]:
-    """What :func:`seal` was given; ``ValueError`` for a wrong checksum."""
+def read_verified(path: Path) -> dict[str, Any]:
+    """What :func:`with_hash` was given; ``ValueError`` for a wrong checksum."""
     data = read_json(path)
     if not isinstance(data, dict):
         raise ValueError("it is not a JSON object")
-    if SEAL not in data:
+    if SHA256 not in data:
         raise ValueError("it has no checksum")
-    if data.pop(SEAL) != _content_hash(data):
+    if data.pop(SHA256) != _content_hash(data):
         raise ValueError("its content has changed: its SHA-256 differs")
     return data
 
 
-def sealed_specs(path: Path) -> FileSpecs:
-    """The ``files`` of a sealed file; ``ValueError`` for a wrong one."""
+def verified_specs(path: Path) -> FileSpecs:
+    """The ``files`` of a hashed file; ``ValueError`` for a wrong one."""
     try:
-        return {name: FileSpec(**spec) for name, spec in read_sealed(path)["files"].items()}
+        return {name: FileSpec(**spec) for name, spec in read_verified(path)["files"].items()}
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"it does not list its files: {error}") from None
 

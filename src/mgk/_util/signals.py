@@ -62,7 +62,7 @@ def _is_importing(frame: FrameType | None) -> bool:
 
 
 def end_by(number: int) -> NoReturn:
-    """End this process by a signal, without a word."""
+    """End this process by a signal, silently."""
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
     os._exit(128 + number)  # where the signal is blocked

@@ -7,7 +7,7 @@ from statistics import median
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel, PreTrainedModel
+from transformers import AutoModelForCausalLM, GenerationConfig, GPT2Config, PreTrainedModel
 from transformers.cache_utils import Cache
 
 from mgk.bench import timing
@@ -87,7 +87,7 @@ def make_model(name: str, settings: GenerateSettings) -> PreTrainedModel:
             bos_token_id=None,
             eos_token_id=None,
         )
-        model = GPT2LMHeadModel._from_config(config, attn_implementation="sdpa")
+        model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
     else:
         model = MgkForCausalLM(
             MgkConfig(

@@ -41,7 +41,7 @@ def cli_errors() -> Iterator[None]:
         _exit(Interrupted(f"stopped by {number.name}", number), 128 + number)
     except OSError as error:
         if isinstance(error, BrokenPipeError) and _has_no_reader():
-            raise  # to typer and main, which end without a word
+            raise  # to typer and main, which end silently
         _exit(error, 1)
     except ImportError as error:
         if error.name not in _TRAIN_EXTRA:

@@ -1,8 +1,8 @@
 """A prepared set on disk and its verification. Imports neither torch nor NumPy.
 
 ``FOLDER/TASK/manifest.json`` names the subfolder of the files: replacing it
-replaces the set, so at every moment there is the old one or the new one. It is
-sealed, and holds the SHA-256 of every file.
+replaces the set, so at every moment there is the old one or the new one. It holds
+its own SHA-256 and that of every file.
 """
 
 import os
@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from mgk._util.files import FileSpec, read_json, read_sealed, wrong_files
+from mgk._util.files import FileSpec, read_json, read_verified, wrong_files
 from mgk.data.errors import UsageError, fail
 from mgk.data.sources import Record
 
@@ -84,7 +84,7 @@ def read_manifest(folder: Path) -> Manifest | None:
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             advice = "prepare the set anew with this version of mgk"
             fail(str(path), f"this is not a manifest of format {FORMAT}; {advice}")
-        return Manifest.from_json(read_sealed(path))
+        return Manifest.from_json(read_verified(path))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mgk import __version__
-from mgk._util.files import FileSpec, sync, umask, write_sealed
+from mgk._util.files import FileSpec, sync, umask, write_hashed
 from mgk.data.errors import DataError
 from mgk.data.manifest import MANIFEST, SOURCES, ArraySpec, Manifest, read_manifest
 from mgk.data.sources import Record
@@ -161,7 +161,7 @@ def _publish(writer: SetWriter, folder: Path, **fields: Any) -> None:
         files=files,
     )
     _place(writer.folder, folder / build, files)
-    write_sealed(folder / MANIFEST, manifest.to_json())
+    write_hashed(folder / MANIFEST, manifest.to_json())
     if old is not None and old != build:
         shutil.rmtree(folder / old, ignore_errors=True)
 

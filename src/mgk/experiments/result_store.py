@@ -16,7 +16,7 @@ import numpy as np
 from pydantic import PlainSerializer, PlainValidator
 
 from mgk._util import json_codec
-from mgk._util.files import SEAL, read_json, read_sealed, seal, write_file
+from mgk._util.files import SHA256, read_json, read_verified, with_hash, write_file
 from mgk.experiments.model_analysis import ModelAnalysis
 from mgk.experiments.trials import Trial
 from mgk.training.errors import TrainingError
@@ -154,7 +154,7 @@ class ResultStore:
     def write(self, item: TrialResult | ModelAnalysis) -> None:
         """Store a result or an analysis."""
         path = self.path(item.trial) if isinstance(item, TrialResult) else self.analysis_path(item.trial)
-        write_file(path, json_codec.compact_json(seal(json_codec.dump(item))))
+        write_file(path, json_codec.compact_json(with_hash(json_codec.dump(item))))
 
     def remove(self, trial: Trial) -> None:
         """Delete a trial's result and analysis."""
@@ -194,8 +194,8 @@ def averaged(points: Sequence[tuple[float, float]], width: int) -> Sequence[tupl
 def _read(kind: type[_T], path: Path) -> _T:
     try:
         data = read_json(path)
-        if data["format"] != 1 or SEAL in data:
-            data = read_sealed(path)
+        if data["format"] != 1 or SHA256 in data:
+            data = read_verified(path)
         return json_codec.load(kind, data)
     except (OSError, ValueError, KeyError, TypeError) as error:
         name = "result of a trial" if kind is TrialResult else "analysis of a model"

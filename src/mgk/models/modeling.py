@@ -21,6 +21,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.utils import can_return_tuple, logging
 
 from mgk import nn as mgk_nn
+from mgk._util.private_names import LOAD_REPORT
 from mgk._util.suggestions import did_you_mean
 from mgk.functional.dropout import add_dropout
 from mgk.functional.linear.feature_maps import favor_projection
@@ -30,7 +31,6 @@ from mgk.functional.validation import is_plain
 from mgk.models.configuration import MgkConfig
 from mgk.models.model_card import write_card
 from mgk.models.packing import PackingOptions, find_segments, restarting_positions
-from mgk.models.private_names import LOAD_REPORT
 from mgk.models.transformers_cache import core_cache
 from mgk.nn import caches
 from mgk.nn.em import EMModule

@@ -98,16 +98,16 @@ def restore_files(run: Path, checkpoint: Path | None) -> None:
 
 
 def finalize(folder: Path) -> None:
-    """Write the sealed manifest of a folder's files."""
-    files.write_sealed(folder / MANIFEST, {"format": FORMAT}, filter(Path.is_file, folder.rglob("*")))
+    """Write the hashed manifest of a folder's files."""
+    files.write_hashed(folder / MANIFEST, {"format": FORMAT}, filter(Path.is_file, folder.rglob("*")))
 
 
 def verify(folder: Path) -> str | None:
     """What is wrong with a folder; None where it matches its manifest."""
     try:
-        if (found := files.read_sealed(folder / MANIFEST).get("format")) != FORMAT:
+        if (found := files.read_verified(folder / MANIFEST).get("format")) != FORMAT:
             return f"{MANIFEST} is of format {found}, not {FORMAT}"
-        for name, wrong in files.wrong_files(folder, files.sealed_specs(folder / MANIFEST)):
+        for name, wrong in files.wrong_files(folder, files.verified_specs(folder / MANIFEST)):
             return f"{name} {wrong}"
     except FileNotFoundError:
         return f"{MANIFEST} is missing"

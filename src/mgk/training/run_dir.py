@@ -171,26 +171,26 @@ def write_summary(run: Path, summary: RunSummary) -> None:
     names = (RECIPE, ENVIRONMENT, METRICS, CORRECT)
     paths = [path for name in names if (path := run / name).is_file()]
     paths += [path for path in (run / MODEL).rglob("*") if path.is_file() and path.name != CARD]
-    files.write_sealed(run / SUMMARY, asdict(summary), paths)
+    files.write_hashed(run / SUMMARY, asdict(summary), paths)
 
 
 def write_environment(run: Path, data: Mapping[str, Any]) -> None:
     """Write ``environment.json``, with the SHA-256 of the recipe."""
-    files.write_sealed(run / ENVIRONMENT, data, [run / RECIPE])
+    files.write_hashed(run / ENVIRONMENT, data, [run / RECIPE])
 
 
 def read_summary(run: Path) -> RunSummary:
     """The summary of a finished run."""
     absent, invalid = "there is no finished run here", "this is not the summary of a run"
     with _reading(run / SUMMARY, absent, invalid) as path:
-        return json_codec.load(RunSummary, files.read_sealed(path))
+        return json_codec.load(RunSummary, files.read_verified(path))
 
 
 def read_environment(run: Path) -> dict[str, Any]:
     """Seed and data of a run; per session, machine and versions."""
     absent, invalid = "there is no run here", "this is not the environment of a run"
     with _reading(run / ENVIRONMENT, absent, invalid) as path:
-        return files.read_sealed(path)
+        return files.read_verified(path)
 
 
 def read_correct(run: Path) -> list[bool]:
@@ -213,7 +213,7 @@ def check_files(run: Path, name: str) -> None:
     errors = []
     for source in filter(Path.is_file, sources):
         try:
-            specs = files.sealed_specs(source)
+            specs = files.verified_specs(source)
         except ValueError as error:
             errors.append(f"{source}: this cannot be trusted ({error}); {way_on(run, source.name)}")
             continue

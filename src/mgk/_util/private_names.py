@@ -16,8 +16,19 @@ PRIVATE_NAMES: dict[str, str] = {
     "transformers.GenerationMixin._validate_generated_length": "knows the final max_length",
 }
 
-# Names that are read or set, not overridden.
+# Names that are read or set, not overridden. No public one tells the same.
 PRIVATE_ATTRIBUTES: dict[str, str] = {
+    "torch._C._are_functorch_transforms_active": "small calls go past the operators",
+    "torch._C._functorch.get_unwrapped": "the tangent below vmap",
+    "torch._C._functorch.is_functorch_wrapped_tensor": "torch.func hides the numbers",
+    "torch._C._functorch.is_gradtrackingtensor": "a tangent of torch.func.jvp",
+    "torch._C._len_torch_dispatch_stack": "small calls go past the operators",
+    "torch.autograd.forward_ad._current_level": "decoding asks at every token",
+    "torch.nn.Module._forward_hooks": "a projection that is watched runs by itself",
+    "torch.nn.Module._forward_pre_hooks": "a projection that is watched runs by itself",
+    # torch counts SDPA on other devices only
+    "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu": "FLOPs on the CPU",
+    "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward": "FLOPs on the CPU",
     "torch.nn.MultiheadAttention._qkv_same_embed_dim": "nn.TransformerEncoder fuses by it",
     "transformers.PreTrainedConfig._attn_implementation": "a refused request is forgotten",
 }
