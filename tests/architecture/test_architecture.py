@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 from collections import defaultdict
@@ -31,6 +32,14 @@ def test_the_picture_of_the_packages_is_current():
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     assert module.PICTURE.read_text() == module.current(), "run python docs/hooks/package_graph.py"
+
+
+def test_every_file_that_the_page_names_exists():
+    page = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    names = re.findall(r"`([\w./]+\.(?:py|h|toml|yaml|md))`", page)
+    files = [f"/{path.relative_to(ROOT).as_posix()}" for path in ROOT.glob("[!.]*/**/*.*")]
+    assert len(names) > 40
+    assert not [name for name in names if not any(file.endswith(f"/{name}") for file in files)]
 
 
 @pytest.mark.parametrize("walk", ["attention", "train", "reproduce"])

@@ -3,8 +3,7 @@
 PRIVATE_NAMES: dict[str, str] = {
     "torch.nn.Module._apply": "Module.to has no hook: the M-step's buffers stay in float32",
     "transformers.PreTrainedModel._init_weights": "the documented way to initialise",
-    # custom code never initialises modules without parameters of their own:
-    # attention would start with the projections of nn.Linear
+    # custom code never initialises modules without parameters of their own
     "transformers.PreTrainedModel.is_custom_code": "attention initialises its projections",
     "transformers.PreTrainedModel._no_split_modules": "the documented way to name layers",
     "transformers.PreTrainedModel._skip_keys_device_placement": "layers move their caches",

@@ -18,7 +18,7 @@ class PairedDifference:
     """The difference in accuracy of two kinds of models on the same examples."""
 
     difference: Interval  # candidate minus baseline
-    gained: int  # (seed, example) pairs that only the candidate has right
+    gained: int  # (seed, example) that only the candidate has right
     lost: int  # pairs that only the baseline has right
     p_value: float  # of McNemar's exact test
     examples: int

@@ -8,7 +8,7 @@ import typer
 from mgk.cli.cli_errors import cli_errors
 from mgk.cli.options import writable_file
 
-_MODEL = "A finished run of mgk train, or the folder of a Hugging Face model that returns attentions."
+_MODEL = "A finished run, or the folder of a Hugging Face model that returns attentions."
 
 
 def explore(

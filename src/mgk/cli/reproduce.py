@@ -302,7 +302,7 @@ def _write(experiments: Sequence["Experiment"], preset: str, folder: Path) -> No
             _show(outputs.tables[experiment.id])
     for path in written:
         typer.echo(f"written: {path}")
-    typer.echo(f"A page of everything, with the verdicts on the paper's claims: mgk report --results {folder}")
+    typer.echo(f"A page of everything, with verdicts on the claims: mgk report --results {folder}")
 
 
 def _show_trials(plan: "Plan", estimates: dict["Trial", "Estimate"]) -> None:
@@ -354,9 +354,7 @@ def _list(
                     typer.echo(f"    claim {claim.id}: {power_text(claim, results, planned)}")
     if others:
         typer.echo(f"\nThere are results at preset {', '.join(others)} too.")
-    typer.echo(
-        "\nExperiments share their trials: run one with mgk reproduce ID, everything with mgk reproduce all."
-    )
+    typer.echo("\nExperiments share their trials: run one with mgk reproduce ID, all with mgk reproduce all.")
 
 
 def _list_study(name: str, results: Path) -> None:

@@ -235,7 +235,7 @@ def read_study(folder: Path, results: Path | None = None) -> Study:
 
 
 def check_committed(folder: Path, study: Study | None = None, results: Path | None = None) -> None:
-    """Raise unless the plan, and the learning rates it refers to, are committed.
+    """Raise unless the plan and its learning rates are committed.
 
     A plan made after its results decides nothing.
     """

@@ -26,7 +26,7 @@ FORMAT = 2
 TASKS = tuple(name for name in task_registry.TASKS if (_RECIPES / f"{name}.yaml").is_file())
 PRESETS = ("paper", "workstation", "laptop", "smoke")
 _SHOWN = 80  # characters of a wrong value
-_MAX_BYTES = 2**26  # a trial's file has the outcome of every test example
+_MAX_BYTES = 2**26  # a trial's file has every outcome
 
 BatchSize = Annotated[int, Field(ge=1, le=2**20)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -90,7 +90,7 @@ class DataSection(_Section):
     max_length: Count | None = None  # tokens of an example, or of a segment
     colour: bool = False  # images as coloured pixels, for patches
     group_by_length: bool = False  # batches of similar lengths, with less padding
-    packing: bool = False  # the sequences of a batch in one row, without padding
+    packing: bool = False  # a batch in one row, without padding
     # Always the same random ones; of running text, the first.
     train_examples: Count | None = None
     validation_examples: Count | None = None
@@ -152,7 +152,7 @@ class EvaluationSection(_Section):
     test: bool = True  # evaluate on the test split at the end
     # Perplexity by a sliding window:
     window: Count | None = None  # tokens; None: the length of a segment
-    stride: Count | None = None  # tokens between two windows; None: no sliding window
+    stride: Count | None = None  # tokens between windows; None: no sliding window
     max_tokens: Annotated[int, Field(ge=2)] | None = None  # of the text; None: all
 
     @model_validator(mode="after")

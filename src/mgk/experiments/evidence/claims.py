@@ -58,6 +58,10 @@ TECHNIQUES: Mapping[str, ModelSpec] = {
 _HARD_SMGK = ModelSpec("smgk", 1, e_step="hard")
 
 
+def _unmeasured(names: str) -> Evidence:
+    return Evidence(NOT_MEASURED, f"{names}: not measured.")
+
+
 def _names(candidate: ModelSpec, baseline: ModelSpec) -> str:
     return f"{candidate.title} vs {baseline.title}"
 
@@ -74,7 +78,7 @@ def compare_pair(
     names = _names(candidate, baseline)
     found = {task: d for task in tasks if (d := results.difference(task, candidate, baseline)) is not None}
     if not found:
-        return Evidence(NOT_MEASURED, f"{names}: not measured.")
+        return _unmeasured(names)
     labels = {task: results.trials(task, candidate)[0].data.label for task in found}
     informative = [
         task for task in found if any(is_above_chance(results.trials(task, m)) for m in (candidate, baseline))
@@ -85,9 +89,7 @@ def compare_pair(
     interval = mean_of([found[task] for task in informative])
     metric = results.trials(informative[0], candidate)[0].summary.metric
     unit, margin = UNITS[metric], MARGINS[metric]
-    seeds = min(
-        len(paired_by_seed(*(results.trials(task, m) for m in (candidate, baseline)))) for task in informative
-    )
+    seeds = min(len(results.differences(task, candidate, baseline)) for task in informative)
     parts = [
         f"{signed(interval.estimate)}{unit} ({confidence_text(interval)})",
         f"{'on' if len(informative) == 1 else 'mean over'} {', '.join(labels[task] for task in informative)}",
@@ -130,12 +132,8 @@ def _setting(experiment_id: str, results: PresetResults) -> tuple[tuple[ModelSpe
 def _smgk_best(results: PresetResults) -> Iterator[Evidence]:
     for model in EXPERIMENTS["table1"].models_at(results.preset):
         if model.attention == "smgk":
-            others = (
-                replace(model, attention="mgk"),
-                model.baseline(model.heads),
-                model.baseline(2 * model.heads),
-            )
-            for other in others:
+            baselines = map(model.baseline, (model.heads, 2 * model.heads))
+            for other in (replace(model, attention="mgk"), *baselines):
                 yield compare_pair(results, LRA, model, other, is_comparable=False)
 
 
@@ -178,7 +176,7 @@ def _throughout_training(results: PresetResults) -> Iterator[Evidence]:
         names = _names(model, baseline)
         pairs = paired_by_seed(results.trials(task, model), results.trials(task, baseline))
         if not pairs:
-            yield Evidence(NOT_MEASURED, f"{names}: not measured.")
+            yield _unmeasured(names)
             continue
         curves = [(dict(ours.validation), dict(theirs.validation)) for ours, theirs in pairs]
         steps = set.intersection(*(ours.keys() & theirs.keys() for ours, theirs in curves))
@@ -203,7 +201,7 @@ def _analyzed_pairs(
 
 def _ranks(results: PresetResults, *, experiment_id: str) -> Iterator[Evidence]:
     for names, pairs in _analyzed_pairs(results, experiment_id):
-        yield _compare_ranks(names, pairs) if pairs else Evidence(NOT_MEASURED, f"{names}: not measured.")
+        yield _compare_ranks(names, pairs) if pairs else _unmeasured(names)
 
 
 def _compare_ranks(names: str, pairs: Sequence[tuple[ModelAnalysis, ModelAnalysis]]) -> Evidence:
@@ -228,15 +226,13 @@ def _redundancy(results: PresetResults) -> Iterator[Evidence]:
         names, pairs = next(_analyzed_pairs(results, experiment_id))
         names += f" on {_setting(experiment_id, results)[1][0]}"
         if not pairs or not pairs[0][0].head_similarity:
-            yield Evidence(NOT_MEASURED, f"{names}: not measured.")
+            yield _unmeasured(names)
             continue
         reductions = [
             [b - a for a, b in zip(ours.head_similarity, theirs.head_similarity, strict=True)]
             for ours, theirs in pairs
         ]
-        interval = student_interval(
-            reductions[0] if len(pairs) == 1 else [fmean(values) for values in reductions]
-        )
+        interval = student_interval(reductions[0] if len(pairs) == 1 else list(map(fmean, reductions)))
         groups = zip(*pairs, strict=True)
         ours, theirs = (fmean(fmean(model.head_similarity) for model in group) for group in groups)
         yield Evidence(

@@ -17,6 +17,7 @@ from markupsafe import Markup
 
 from mgk.analysis.explorer import Exploration, LayerAttention
 from mgk.experiments.render import html
+from mgk.experiments.render.numbers import text
 
 # Of a page with at most 256 tokens; longer texts may have more.
 MOST_BYTES = 3_000_000
@@ -140,16 +141,9 @@ def _help(several: bool, precision: Precision) -> Markup:
     if several:
         keys.append(("c", "next component"))
     keys.append(("+ − 0", "zoom, when the map has the focus"))
-    rows = [(Markup("<kbd>{}</kbd>").format(key), text) for key, text in keys]
+    rows = [(Markup("<kbd>{}</kbd>").format(key), meaning) for key, meaning in keys]
     floor = f"; those below {precision.floor:.0%} of the largest are left out" if precision.floor else ""
-    stored = (
-        "A row of a map is a query, a column a key; rows sum to 1."
-        f" Each weight is stored in {precision.levels} steps of"
-        f" its row's largest{floor}. The colours show the square root."
-    )
-    responsibility = (
-        "Responsibilities: the share of each component in the weight of a pair; its colour in a map is theirs,"
-        " mixed in these shares. Prior: that of the head."
-    )
-    texts = [html.paragraph(stored)] + [html.paragraph(responsibility)] * several
+    texts = [html.paragraph(text("explorer_weights", levels=precision.levels, floor=floor))]
+    if several:
+        texts.append(html.paragraph(text("explorer_components")))
     return html.details("Keys and meaning", html.definitions(rows), *texts)

@@ -89,11 +89,7 @@ def page(
     style, script = (
         "".join(folder.joinpath(name).read_text("utf-8") for name in names) for names in (styles, scripts)
     )
-    document = Markup(
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        '<meta name="color-scheme" content="light dark">\n<link rel="icon" href="data:,">\n'
-        "<title>{0}</title>\n<style>\n{1}</style>\n</head>\n"
-        "<body>\n<main>\n<h1>{0}</h1>\n{2}\n</main>\n{3}</body>\n</html>\n"
-    ).format(title, Markup(style), join(parts), Markup(f"<script>\n{script}</script>\n" if script else ""))
+    element = Markup(f"<script>\n{script}</script>\n" if script else "")
+    template = Markup(folder.joinpath("page.html").read_text("utf-8"))
+    document = template.format(title, Markup(style), join(parts), element)
     return str(document)  # not Markup, whose methods escape their arguments

@@ -26,7 +26,7 @@ class Entry:
     """Our number beside the paper's."""
 
     mean: float | None  # over seeds; None where nothing was measured
-    deviation: float | None  # the standard deviation over seeds; None for one seed
+    deviation: float | None  # over seeds; None for one
     values: tuple[float, ...]  # by seed
     paper: float | None  # None where the paper has no number
     difference: Interval | None  # to the reference; None if both are at chance

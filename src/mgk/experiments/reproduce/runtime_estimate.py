@@ -66,7 +66,7 @@ def total_flops(recipe: Recipe) -> float:
     """Of a whole trial: training, the evaluations on the way, and the test."""
     training, evaluation = recipe.training, recipe.evaluation
     sizes = sizes_of(recipe)
-    if sizes.cutoffs:  # other words of an adaptive softmax are rarely computed
+    if sizes.cutoffs:  # other words are rarely computed
         sizes = replace(sizes, cutoffs=(), vocab=sizes.cutoffs[0])
     steps = cost_model.training_flops(replace(sizes, batch=training.batch_size)).value * training.max_steps
     evaluated = (
