@@ -80,7 +80,7 @@ def test_no_other_private_name_is_used():
             match node:
                 case ast.Attribute(value=ast.Name(id="self" | "cls"), attr=name, ctx=ast.Store()):
                     own.add(name)
-                case ast.FunctionDef(name=name) | ast.AnnAssign(target=ast.Name(id=name)):
+                case ast.FunctionDef(name=name) | ast.Assign(targets=[ast.Name(id=name)]):
                     own.add(name)
                 case ast.Attribute(attr=name):
                     used.add(name)

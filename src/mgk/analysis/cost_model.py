@@ -47,15 +47,15 @@ class Sizes:
     head: Head = "none"
     tied: bool = True  # a language model's output shares the token embeddings
     cutoffs: tuple[int, ...] = ()  # of an adaptive softmax; all clusters count
-    cutoff_divisor: float = 4.0  # ratio of their widths
-    pooling: variants.Pooling = "mean"  # "cls" adds a token
+    cutoff_divisor: float = variants.ModelOptions.adaptive_div_value  # ratio of their widths
+    pooling: variants.Pooling = variants.ModelOptions.pooling  # "cls" adds a token
     patch: int = 0  # A; 0 for tokens
     causal: bool = False
     e_step: variants.EStep = variants.DEFAULT_E_STEP
     prior: variants.Prior = variants.DEFAULT_PRIOR
     variance: variants.Variance = variants.DEFAULT_VARIANCE
     feature_map: variants.FeatureMapName = variants.DEFAULT_FEATURE_MAP
-    position: variants.Position = "learned"
+    position: variants.Position = variants.ModelOptions.position
     bytes_per_number: int = 4  # W
     fused: bool = True  # False: a product q.k for each shifted key
 

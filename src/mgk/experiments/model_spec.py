@@ -10,7 +10,7 @@ from mgk._util.suggestions import did_you_mean
 from mgk.analysis.cost_model import Head, Sizes
 from mgk.data.task_registry import Kind, find_task
 from mgk.training.recipe import Recipe, load_recipe
-from mgk.variants import VARIANTS
+from mgk.variants import VARIANTS, ModelOptions
 
 _RECIPE_FIELDS = {
     "attention": "model.attention",
@@ -222,10 +222,11 @@ def sizes_of(recipe: Recipe, **options: Any) -> Sizes:
     model = recipe.model
     task = find_task(recipe.task)
     head = HEAD_OF_KIND[task.kind]
-    hidden = model.hidden_size or 128
+    hidden = model.hidden_size or ModelOptions.hidden_size
     is_sample = recipe.data.name.startswith("synthetic-")
     given: dict[str, Any] = {
         "mixtures": model.num_mixtures,
+        "cutoff_divisor": model.adaptive_div_value,
         **{name: getattr(model, name) for name in ("e_step", "prior", "variance", "feature_map", "position")},
     }
     return Sizes(
@@ -234,15 +235,14 @@ def sizes_of(recipe: Recipe, **options: Any) -> Sizes:
         key_heads=model.num_key_value_heads,
         head_dim=model.head_dim or hidden // model.num_attention_heads,
         hidden=hidden,
-        layers=model.num_hidden_layers or 4,
-        intermediate=model.intermediate_size or 4 * hidden,
+        layers=model.num_hidden_layers or ModelOptions.num_hidden_layers,
+        intermediate=model.intermediate_size or ModelOptions.intermediate_size,
         length=recipe.data.max_length or 1024,
         vocab=64 if is_sample and head == "language" else _VOCABULARIES.get(recipe.task, _BYTES),
         labels=task.num_labels,
         head=head,
         causal=head == "language",
         cutoffs=() if is_sample else tuple(model.adaptive_cutoffs or ()),
-        cutoff_divisor=model.adaptive_div_value or 4.0,
         **{name: value for name, value in given.items() if value is not None},
         **options,
     )
