@@ -1,6 +1,7 @@
 """The console script ``mgk``; outside the package, whose own imports a signal may interrupt."""
 
-import _signal  # type: ignore[import-not-found]  # built in: a signal may come while ``signal`` loads
+# Built in: a signal may come while ``signal`` loads.
+import _signal  # type: ignore[import-not-found]
 import os
 
 

@@ -121,7 +121,8 @@ class Comparison:
 
 def write_comparison(path: Path, comparison: Comparison) -> None:
     """Write a comparison, sealed."""
-    files.write_file(path, json_codec.compact_json(files.seal(json_codec.dump(comparison))))
+    data = files.seal(json_codec.dump(comparison))
+    files.write_file(path, json_codec.compact_json(data))
 
 
 def read_comparison(path: Path) -> Comparison:
@@ -129,7 +130,8 @@ def read_comparison(path: Path) -> Comparison:
     try:
         return json_codec.load(Comparison, files.read_sealed(path))
     except (OSError, ValueError) as error:
-        raise RecipeError(f"{path}: this is not a comparison ({error}); run it again") from None
+        reason = f"this is not a comparison ({error})"
+        raise RecipeError(f"{path}: {reason}; run it again") from None
 
 
 def compare_results(plan: Plan, results: Mapping[Trial, TrialResult], inspection: Inspection) -> Comparison:

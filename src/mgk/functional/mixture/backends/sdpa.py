@@ -122,14 +122,16 @@ def _near_zero(inputs: AttentionInputs, features: ScoreFeatures) -> ScoreFeature
         level = first.where(first > LOG_ZERO, 0.0) + math.log(inputs.num_mixtures * inputs.num_keys) / 2
     else:
         level = bias.clamp_min(LOG_ZERO).logsumexp((2, 3), keepdim=True)
-    level = level.masked_fill(level.abs() > LARGE_MASK, 0.0)  # beside which all others are lost
+    # beside a large one all others would be lost
+    level = level.masked_fill(level.abs() > LARGE_MASK, 0.0)
     return features._replace(key_bias=features.key_bias - level)
 
 
 def _all_components(inputs: AttentionInputs, features: ScoreFeatures) -> Tensor:
-    """Identity 1, where a prior may be large with queries [0, 1, q~] and keys [1, bias, k~]."""
+    """Identity 1; queries [0, 1, q~] and keys [1, bias, k~] for unknown priors."""
     bias = _finite_bias(features.key_bias)
-    if inputs.log_prior is None or (bias.device.type == "cpu" and is_plain(inputs.log_prior)):
+    prior = inputs.log_prior
+    if prior is None or (prior.device.type == "cpu" and is_plain(prior)):
         query, keys = _biased(features, bias, inputs.value.shape[-1])
         return _attend(inputs, query, keys, inputs.value)
     query = pad(pad(features.query, (1, 0), value=1.0), (1, 0))
@@ -229,7 +231,11 @@ def _attend(
     alive = (
         None if inputs.log_prior is None else (inputs.log_prior > -torch.inf).any(2)
     )  # (B, H, S), broadcastable
-    options: dict[str, Any] = {"largest": largest, "dropout_p": inputs.dropout_p, "scale": scale}
+    options: dict[str, Any] = {
+        "largest": largest,
+        "dropout_p": inputs.dropout_p,
+        "scale": scale,
+    }
     key_range = inputs.key_range
     if key_range.is_whole or (keys.shape[2] == 1 and _has_own_causality(inputs)):
         out = _masked_sdpa(query, keys, value, inputs.attn_mask, alive, is_causal=inputs.is_causal, **options)
@@ -298,10 +304,11 @@ def _relative(query: Tensor, mask: Tensor, allowed: Tensor, filled: Tensor) -> t
 
 
 def _relative_to_bias(query: Tensor, bias: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:
-    """Queries [-top, 1, 0] of rows whose largest bias is large, as masks of such numbers."""
+    """Queries [-top, 1, 0] of rows whose largest bias is large."""
     if mask is not None:
         lowest = torch.finfo(bias.dtype).min
-        top = bias.unsqueeze(2).masked_fill(~masks.admitted(mask), lowest).amax(-1, keepdim=True)
+        seen = bias.unsqueeze(2).masked_fill(~masks.admitted(mask), lowest)
+        top = seen.amax(-1, keepdim=True)
     elif is_causal:
         top = bias.cummax(-1).values.unsqueeze(-1)
     else:
