@@ -1,17 +1,18 @@
 """The console script ``mgk``; outside the package, whose own imports a signal may interrupt."""
 
+# Built in: a signal may come while ``signal`` loads.
+import _signal  # type: ignore[import-not-found]
 import os
-import signal
-from types import FrameType
 
 
-def _end(number: int, frame: FrameType | None) -> None:
-    os.write(2, f"mgk: stopped by {signal.Signals(number).name}\n".encode())
+def _end(number: int, frame: object) -> None:
+    name = "SIGINT" if number == _signal.SIGINT else "SIGTERM"
+    os.write(2, f"mgk: stopped by {name}\n".encode())
     os._exit(128 + number)
 
 
-for _number in (signal.SIGINT, signal.SIGTERM):
-    signal.signal(_number, _end)
+for _number in (_signal.SIGINT, _signal.SIGTERM):
+    _signal.signal(_number, _end)
 
 from mgk.cli import main  # noqa: E402  only now
 

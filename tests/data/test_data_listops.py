@@ -234,6 +234,7 @@ GOOD = "Source\tTarget\n( ( [MIN 1 ) ] )\t1\n"
         (GOOD + "[MIN 1 12 ]\t1\n", "basic_val.tsv, line 3: b'12' is not a token of ListOps"),
         (GOOD + "( )\t1\n", "basic_val.tsv, line 3: the expression is empty"),
         ("[MIN 1 2 ]\t1\n", "basic_val.tsv, line 1: the header must be Source, Target"),
+        ("Source\tTarget\n", "basic_val.tsv: there is no expression after the header"),
         (None, "basic_val.tsv not found"),
     ],
 )

@@ -9,7 +9,8 @@ from example_comparison import example
 
 from mgk._util.json_codec import dump, load
 from mgk.experiments.compare.page import comparison_page, result_columns, result_rows, summary, verdict
-from mgk.experiments.compare.result import Comparison
+from mgk.experiments.compare.result import Comparison, read_comparison, write_comparison
+from mgk.training.errors import RecipeError
 
 
 class Checker(HTMLParser):
@@ -104,3 +105,16 @@ def test_json_round_trip(metric):
     assert load(Comparison, json.loads(json.dumps(dump(comparison)))) == comparison
     with pytest.raises(ValueError, match="format: input should be 1"):
         load(Comparison, {**dump(comparison), "format": 2})
+
+
+def test_a_changed_comparison_is_refused(tmp_path):
+    comparison, _ = example()
+    path = tmp_path / "comparison.json"
+    write_comparison(path, comparison)
+    assert read_comparison(path) == comparison
+    text = path.read_text()
+    for changed in (text.replace('"estimate": 0.', '"estimate": 0.1', 1), text.replace('"sha256"', '"sha255"')):
+        assert changed != text
+        path.write_text(changed)
+        with pytest.raises(RecipeError, match=r"this is not a comparison \(it.*\); run it again"):
+            read_comparison(path)

@@ -80,6 +80,31 @@ def test_sdpa_saves_a_precise_sum_of_rows_of_large_numbers(kind, number, is_caus
         assert max(errors.values()) < 2e-5, (name, errors)
 
 
+@needs_fullgraph
+@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"window": (9, 0)}, {"attn_mask": True}], ids=str)
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_a_large_prior_under_compile_is_as_in_eager_mode(function, options):
+    case = make_case(function, sizes=(2, 2, 40, 40, 4, 4, 2), prior="position")
+    if "attn_mask" in options:
+        options = {"attn_mask": torch.rand(1, 1, 40, 40, generator=torch.Generator().manual_seed(0)) < 0.7}
+    attend = mgk.mixture_attention if function == "mixture" else mgk.shifted_mixture_attention
+    torch._dynamo.reset()
+    compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
+    for number in (1e19, -LOWEST, -1e30, LOWEST):
+        tensors = {name: x.float().requires_grad_() for name, x in case.tensors.items() if name != "upstream"}
+        with torch.no_grad():
+            tensors["log_prior"][:, :, 1, 7:] = number
+            if number < 0:
+                tensors["log_prior"].fill_(number)
+        found = []
+        for call, backend in ((attend, "reference"), (compiled, "sdpa")):
+            out = call(**tensors, **options, backend=backend)
+            wanted = (tensors["value"], tensors["log_prior"])  # scores are rounded away, so are their gradients
+            found.append([out, *torch.autograd.grad(out, wanted, case.tensors["upstream"].float())])
+        for one, other in zip(*found, strict=True):
+            torch.testing.assert_close(one, other, atol=2e-5, rtol=0)
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("number", [torch.finfo(torch.float64).min, -1e300])
 def test_a_finite_number_of_float64_stays_finite_beside_float32(backend, number):

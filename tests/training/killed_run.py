@@ -11,8 +11,8 @@ from mgk.training.recipe import Recipe
 from mgk.training.run import train
 
 
-def work(recipe: Recipe, out: Path, write: int | None) -> None:
-    """Go on with a run; at the given write, counted from 0, the process is killed before it is durable."""
+def work(recipe: Recipe, out: Path, write: int | None, step: int | None = None) -> None:
+    """Go on with a run; the process is killed before the given write, counted from 0, is durable, or after the step."""
     numbers, sync = count(), files.sync
 
     def counted(path: Path) -> None:
@@ -20,5 +20,9 @@ def work(recipe: Recipe, out: Path, write: int | None) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         sync(path)
 
+    def on_step(done: int, total: int) -> None:
+        if done == step:
+            os.kill(os.getpid(), signal.SIGKILL)
+
     with mock.patch.object(files, "sync", counted):
-        train(recipe, out, resume=True)
+        train(recipe, out, resume=True, on_step=on_step)

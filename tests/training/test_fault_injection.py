@@ -48,20 +48,16 @@ def whole(recipe, tmp_path_factory) -> Path:
 def broken(recipe, tmp_path_factory) -> Path:
     """A run that was killed after its second checkpoint."""
     run = tmp_path_factory.mktemp("runs") / "broken"
-    process = started(recipe, run, None)
-    while not (run / "checkpoints" / "step-4").is_dir():
-        assert process.exitcode is None
-        time.sleep(0.001)
-    process.kill()
-    process.join()
+    started(recipe, run, None, 5).join()
+    assert (run / "checkpoints" / "step-4").is_dir()
     assert not (run / "summary.json").exists()
     return run
 
 
-def started(recipe: Recipe, run: Path, write: int | None) -> Any:
+def started(recipe: Recipe, run: Path, write: int | None, step: int | None = None) -> Any:
     context: Any = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["mgk.training.run", "torch.utils.tensorboard", "scipy.stats"])
-    process = context.Process(target=killed_run.work, args=(recipe, run, write))
+    process = context.Process(target=killed_run.work, args=(recipe, run, write, step))
     process.start()
     return process
 

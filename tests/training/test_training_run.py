@@ -30,6 +30,7 @@ from mgk.training import (
     read_summary,
     train,
 )
+from mgk.training import run as run_module
 from mgk.training.loop import TrainingLoop
 from mgk.training.recipe import TASKS
 from mgk.training.run import check_batch_size
@@ -238,6 +239,21 @@ def test_weights_that_are_not_finite_are_never_saved(tmp_path, monkeypatch):
     monkeypatch.setattr(TrainingLoop, "_step", spoil)
     with pytest.raises(TrainingError, match=r"step 4 made the weights '.*' not finite; .*step-2"):
         train(tiny(evaluation__every=6), tmp_path / "run")
+
+
+def test_a_run_that_began_and_ended_meanwhile_is_not_deleted(tmp_path, monkeypatch):
+    """Two processes find no folder; the second to lock it does not clear it away."""
+    killed_run(tiny(), tmp_path / "first", 3)
+    lock = run_module.folder_lock
+
+    def lock_late(folder):
+        shutil.copytree(tmp_path / "first", folder, dirs_exist_ok=True)
+        return lock(folder)
+
+    monkeypatch.setattr(run_module, "folder_lock", lock_late)
+    with pytest.raises(RecipeError, match="there is something here already"):
+        train(tiny(), tmp_path / "run")
+    assert (tmp_path / "run" / "checkpoints").is_dir()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

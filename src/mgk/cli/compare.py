@@ -97,6 +97,7 @@ def compare(
     interrupted comparison continues.
     """
     with cli_errors():
+        from mgk.experiments.compare.result import read_comparison
         from mgk.experiments.model_spec import ModelSpec
         from mgk.experiments.plan import QUICK, comparison_plan
         from mgk.training.recipe import parse_overrides
@@ -118,7 +119,7 @@ def compare(
         )
         if task is None and preset != "smoke":
             _prepare_bytes()
-        before = None if beside is None else _read(beside)
+        before = None if beside is None else read_comparison(beside)
         folder = out or Path(f"comparison-{name}")
         comparison, inspection = _run(plan, folder)
         if before is not None and not comparison.is_of(before):
@@ -169,11 +170,11 @@ def _run(plan: "Plan", folder: Path) -> tuple["Comparison", "Inspection"]:
 def _write(
     comparison: "Comparison", inspection: "Inspection", folder: Path, before: "Comparison | None"
 ) -> Path:
-    from mgk._util import json_codec
     from mgk._util.files import write_file
     from mgk.experiments.compare.page import comparison_page
+    from mgk.experiments.compare.result import write_comparison
 
-    write_file(folder / "comparison.json", json_codec.compact_json(json_codec.dump(comparison)))
+    write_comparison(folder / "comparison.json", comparison)
     page = folder / "comparison.html"
     write_file(page, comparison_page(comparison, inspection, before))
     return page
@@ -192,16 +193,3 @@ def _show(comparison: "Comparison", before: "Comparison | None") -> None:
         typer.echo(sentence)
     for title, sample in page.writings(comparison):
         typer.echo(f"\n{title} writes:\n{sample}\n")
-
-
-def _read(path: Path) -> "Comparison":
-    """The comparison of a file."""
-    from mgk._util import json_codec
-    from mgk._util.files import read_json
-    from mgk.experiments.compare.result import Comparison
-    from mgk.training.errors import RecipeError
-
-    try:
-        return json_codec.load(Comparison, read_json(path))
-    except (OSError, ValueError) as error:
-        raise RecipeError(f"{path}: this is not a comparison ({error})") from None

@@ -201,16 +201,18 @@ def read(source: Source) -> Iterator[Example]:
     """Every line of the official files; parentheses are dropped."""
     splits = {name: split for split, name in FILES.items()}
     for name, file in source.parts(r"(basic_(?:train|val|test)\.tsv)", splits):
-        is_header = True
+        number = -1  # of expressions, after the header
         for line, where in file.lines():
             columns = line.split(b"\t")
             if len(columns) != 2:
                 fail(where, f"{len(columns)} columns instead of 2 (Source, Target)")
-            if is_header and columns != [b"Source", b"Target"]:
+            if number < 0 and columns != [b"Source", b"Target"]:
                 fail(where, "the header must be Source, Target")
-            if not is_header:
+            if number >= 0:
                 yield _parsed(splits[name], columns[0], columns[1], where)
-            is_header = False
+            number += 1
+        if number < 1:
+            fail(file.where, "there is no expression after the header")
 
 
 def _parsed(split: str, expression: bytes, value: bytes, where: str) -> Example:

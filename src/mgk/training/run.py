@@ -73,6 +73,8 @@ def train(
                 is_new = not out.exists()
                 out.mkdir(parents=True, exist_ok=True)
                 resources.enter_context(folder_lock(out))
+                # another may have begun and ended meanwhile
+                is_new &= not (out / run_dir.RECIPE).exists()
                 run_dir.prepare_run_dir(recipe, out, resume=resume, overwrite=overwrite)
                 _check_finished(out, on_note)
             else:

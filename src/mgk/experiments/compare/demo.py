@@ -3,9 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from mgk._util.files import write_file
-from mgk._util.json_codec import compact_json, dump
-from mgk.experiments.compare.result import compare_results
+from mgk.experiments.compare.result import compare_results, write_comparison
 from mgk.experiments.model_analysis import Inspection, inspect_models
 from mgk.experiments.result_store import ResultStore
 from mgk.experiments.runner import run_isolated
@@ -38,5 +36,5 @@ def write_demo(results: Path, *, runs: Path) -> list[Path]:
         for result in comparison.results
     )
     path = folder / COMPARISON
-    write_file(path, compact_json(dump(replace(comparison, results=models))))
+    write_comparison(path, replace(comparison, results=models))
     return [path]

@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mgk._util import json_codec
+from mgk._util import files, json_codec
 from mgk.analysis.confidence_intervals import (
     Interval,
     PairedDifference,
@@ -21,6 +22,7 @@ from mgk.experiments.model_analysis import Inspection, Writing
 from mgk.experiments.plan import Plan
 from mgk.experiments.result_store import Curve, TrialResult
 from mgk.experiments.trials import Trial
+from mgk.training.errors import RecipeError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,6 +117,21 @@ class Comparison:
     def digits(self) -> int:
         """After the point, of a metric that is no accuracy."""
         return 3 if self.metric == "bits_per_byte" else 2
+
+
+def write_comparison(path: Path, comparison: Comparison) -> None:
+    """Write a comparison, sealed."""
+    data = files.seal(json_codec.dump(comparison))
+    files.write_file(path, json_codec.compact_json(data))
+
+
+def read_comparison(path: Path) -> Comparison:
+    """What :func:`write_comparison` was given, or ``RecipeError``."""
+    try:
+        return json_codec.load(Comparison, files.read_sealed(path))
+    except (OSError, ValueError) as error:
+        reason = f"this is not a comparison ({error})"
+        raise RecipeError(f"{path}: {reason}; run it again") from None
 
 
 def compare_results(plan: Plan, results: Mapping[Trial, TrialResult], inspection: Inspection) -> Comparison:

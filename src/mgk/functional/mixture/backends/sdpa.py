@@ -122,13 +122,21 @@ def _near_zero(inputs: AttentionInputs, features: ScoreFeatures) -> ScoreFeature
         level = first.where(first > LOG_ZERO, 0.0) + math.log(inputs.num_mixtures * inputs.num_keys) / 2
     else:
         level = bias.clamp_min(LOG_ZERO).logsumexp((2, 3), keepdim=True)
+    # beside a large one all others would be lost
+    level = level.masked_fill(level.abs() > LARGE_MASK, 0.0)
     return features._replace(key_bias=features.key_bias - level)
 
 
 def _all_components(inputs: AttentionInputs, features: ScoreFeatures) -> Tensor:
-    """Identity 1."""
-    query, keys = _biased(features, _finite_bias(features.key_bias), inputs.value.shape[-1])
-    return _attend(inputs, query, keys, inputs.value)
+    """Identity 1; queries [0, 1, q~] and keys [1, bias, k~] for unknown priors."""
+    bias = _finite_bias(features.key_bias)
+    prior = inputs.log_prior
+    if prior is None or (prior.device.type == "cpu" and is_plain(prior)):
+        query, keys = _biased(features, bias, inputs.value.shape[-1])
+        return _attend(inputs, query, keys, inputs.value)
+    query = pad(pad(features.query, (1, 0), value=1.0), (1, 0))
+    keys = pad(torch.cat([bias.unsqueeze(-1), features.keys], -1), (1, 0), value=1.0)
+    return _attend(inputs, query, keys, inputs.value, largest=bias.detach().amax(2))
 
 
 def _biased(features: ScoreFeatures, bias: Tensor, value_width: int) -> tuple[Tensor, Tensor]:
@@ -209,14 +217,25 @@ def _has_own_causality(inputs: AttentionInputs) -> bool:
     return is_single and known(inputs.num_queries == inputs.num_keys) and inputs.attn_mask is None
 
 
-def _attend(inputs: AttentionInputs, query: Tensor, keys: Tensor, value: Tensor, scale: float = 1.0) -> Tensor:
+def _attend(
+    inputs: AttentionInputs,
+    query: Tensor,
+    keys: Tensor,
+    value: Tensor,
+    scale: float = 1.0,
+    largest: Tensor | None = None,  # biases of keys (B, H, S)
+) -> Tensor:
     """SDPA of features (B, H, L, F) over keys (B, H, M, S, F)."""
     num_queries, num_keys, width = inputs.num_queries, inputs.num_keys, value.shape[-1]
     query, keys, value = _to_one_width(query, keys, value)
     alive = (
         None if inputs.log_prior is None else (inputs.log_prior > -torch.inf).any(2)
     )  # (B, H, S), broadcastable
-    options: dict[str, Any] = {"dropout_p": inputs.dropout_p, "scale": scale}
+    options: dict[str, Any] = {
+        "largest": largest,
+        "dropout_p": inputs.dropout_p,
+        "scale": scale,
+    }
     key_range = inputs.key_range
     if key_range.is_whole or (keys.shape[2] == 1 and _has_own_causality(inputs)):
         out = _masked_sdpa(query, keys, value, inputs.attn_mask, alive, is_causal=inputs.is_causal, **options)
@@ -236,15 +255,24 @@ def _attend(inputs: AttentionInputs, query: Tensor, keys: Tensor, value: Tensor,
             mask = masks.join(block_of_mask(inputs.attn_mask, rows, seen), mask)
         chunk_alive = alive if alive is None or alive.shape[-1] == 1 else alive[..., seen]
         tensors = (query[:, :, rows], keys[:, :, :, seen], value[:, :, seen])
+        options["largest"] = None if largest is None else largest[..., seen]
         chunks.append(_masked_sdpa(*tensors, mask, chunk_alive, is_causal=False, **options))
     return torch.cat(chunks, 2)[..., :width]
 
 
 def _masked_sdpa(
-    query: Tensor, keys: Tensor, value: Tensor, mask: Tensor | None, alive: Tensor | None, **options: Any
+    query: Tensor,
+    keys: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    alive: Tensor | None,
+    largest: Tensor | None,
+    **options: Any,
 ) -> Tensor:
     """SDPA over the flattened keys; a row with no key left is zeroed."""
     mixtures = keys.shape[2]
+    if largest is not None:
+        query = _relative_to_bias(query, largest, mask, options["is_causal"])
     filled = None  # the rows with a key left (B, H, L, 1)
     if mask is not None:
         allowed = masks.admitted(mask) if alive is None else masks.admitted(mask) & alive.unsqueeze(2)
@@ -273,6 +301,20 @@ def _relative(query: Tensor, mask: Tensor, allowed: Tensor, filled: Tensor) -> t
     query = query * torch.where(top.abs() > LARGE_MASK, VANISHING, 1.0).to(query.dtype)
     dtype = torch.promote_types(query.dtype, torch.float32)  # a float32 mask needs it
     return query, masks.to_dtype(masks.add(mask.masked_fill(~filled, 0.0), -top), dtype)
+
+
+def _relative_to_bias(query: Tensor, bias: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:
+    """Queries [-top, 1, 0] of rows whose largest bias is large."""
+    if mask is not None:
+        lowest = torch.finfo(bias.dtype).min
+        seen = bias.unsqueeze(2).masked_fill(~masks.admitted(mask), lowest)
+        top = seen.amax(-1, keepdim=True)
+    elif is_causal:
+        top = bias.cummax(-1).values.unsqueeze(-1)
+    else:
+        top = bias.amax(-1)[..., None, None]
+    alone = pad(pad(-top, (0, 1), value=1.0), (0, query.shape[-1] - 2))
+    return torch.where(top.abs() > LARGE_MASK, alone, query)
 
 
 def _to_one_width(query: Tensor, keys: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
