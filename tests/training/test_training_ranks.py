@@ -18,6 +18,7 @@ from training_cases import tiny, trajectory, weights
 from mgk.models import MgkForCausalLM, MgkForSequenceClassification
 from mgk.training import evaluate, read_summary, train
 from mgk.training.recipe import write_recipe
+from support.versions import needs_sharding_on_the_cpu
 
 
 def torchrun(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -106,12 +107,13 @@ def test_the_others_report_that_the_first_rank_was_killed(tmp_path, monkeypatch)
     assert "this is a bug" not in result.stderr
 
 
-@pytest.mark.parametrize("kind", ["plain", "sharded"])
+@pytest.mark.parametrize("kind", ["plain", pytest.param("sharded", marks=needs_sharding_on_the_cpu)])
 def test_the_interpreter_exits_while_collectives_are_under_way(kind):
     result = torchrun(str(Path(unfinished_collectives.__file__)), kind)
     assert result.returncode == 0, result.stderr
 
 
+@needs_sharding_on_the_cpu
 def test_sharded_models_train_as_unsharded_ones_do():
     result = torchrun(str(Path(sharded_training.__file__)))
     assert result.returncode == 0, result.stderr

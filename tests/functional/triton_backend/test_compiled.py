@@ -8,7 +8,9 @@ import pytest
 from mgk.bench.triton_model import cycles, modelled, products
 
 pytest.importorskip(
-    "triton", reason="the Triton backend is tested where triton is installed: pip install 'mgk[triton]'"
+    "triton",
+    minversion="3.7",
+    reason="the Triton backend is tested where triton 3.7 or later is installed: pip install 'mgk[triton]'",
 )
 
 from mgk.bench import triton_compile

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip(
-    "triton", reason="the Triton backend is tested where triton is installed: pip install 'mgk[triton]'"
+    "triton",
+    minversion="3.7",
+    reason="the Triton backend is tested where triton 3.7 or later is installed: pip install 'mgk[triton]'",
 )
 
 FOLDER = Path(__file__).parent / "interpreted"

@@ -116,7 +116,7 @@ class AttentionMap {
     const [i, j] = this.cell ?? [null, null];
     if (i === null) {
       this.readout.textContent =
-        "Point at the map, or focus it and use the arrow keys. A click chooses the row's token.";
+        "Point at the map, tap it, or focus it and use the arrow keys. A click or a tap chooses the row's token.";
       return;
     }
     const { head, tokens } = this.panel;
