@@ -429,13 +429,21 @@ def _save(
 
 
 def _left(every: list[Case], done: set[Case]) -> list[str]:
-    """Which kernels are not compiled, by type, width and M."""
-    left = Counter((case.dtype, case.width, case.mixtures) for case in every if case not in done)
+    """Which kernels are not compiled, by target, type and width."""
+    left = Counter((case.target, case.dtype, case.width) for case in every if case not in done)
     if not left:
         return []
-    total = Counter((case.dtype, case.width, case.mixtures) for case in every)
-    parts = (f"{dtype} D={d} M={m} {n} of {total[dtype, d, m]}" for (dtype, d, m), n in sorted(left.items()))
-    return [f"{left.total()} of {len(every)} kernels are not compiled: {', '.join(parts)}"]
+    total = Counter((case.target, case.dtype, case.width) for case in every)
+    wholly: dict[tuple[str, str], list[int]] = {}
+    parts = []
+    for target, dtype, width in total:
+        if left[target, dtype, width] == total[target, dtype, width]:
+            wholly.setdefault((target, dtype), []).append(width)
+        elif number := left[target, dtype, width]:
+            parts.append(f"{number} of {total[target, dtype, width]} of {target}, {dtype}, D = {width}")
+    for (target, dtype), widths in wholly.items():
+        parts.append(f"all of {target}, {dtype}, D = {', '.join(map(str, sorted(widths)))}")
+    return [f"{left.total()} of {len(every)} kernels are not compiled: {'; '.join(parts)}"]
 
 
 def name_of(case: Case) -> str:

@@ -84,7 +84,7 @@ def test_output_lse_and_gradients(name: str) -> None:
 
 _COLUMNS = tiles.Tile(64, 32, 8, 1, splits_columns=True, mixes_exp2=True)
 _ACROSS = tiles.Tile(64, 32, 8, 1, queries_first=True)
-_OF_ACROSS = ("softmax", "mgk", "hard", "position", "segments", "groups", "removing-mask", "dropout", "smgk")
+_OF_ACROSS = ("mgk", "hard", "position", "segments", "dropout", "smgk")
 
 
 @pytest.mark.parametrize(

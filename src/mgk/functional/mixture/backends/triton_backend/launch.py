@@ -164,7 +164,8 @@ def _tile(problem: Problem, kernel: str) -> tiles.Tile:
     if _own_tile is not None:
         return _own_tile
     width = max(padded(problem.query.shape[-1]), padded(problem.value.shape[-1]))
-    mixtures = tiles.SHIFTED if problem.is_shifted else problem.mixtures
+    least = 1 if problem.is_dot else 2  # a Gaussian's bias takes the registers that the tile of softmax fills
+    mixtures = tiles.SHIFTED if problem.is_shifted else max(problem.mixtures, least)
     precision = _precision(problem) if problem.query.dtype == torch.float32 else "half"
     if _target is None and problem.query.device.type != "cuda":
         return tiles.SMALL

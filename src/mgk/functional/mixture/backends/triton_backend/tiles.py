@@ -40,7 +40,7 @@ _MIXED = Tile(128, 128, 8, 2, mixes_exp2=True)
 _AMD_ROWS, _AMD_SLIM = Tile(128, 64, 4, 1), Tile(128, 32, 4, 1)
 _AMD_KEYS, _AMD_SPLIT = Tile(32, 128, 4, 1), Tile(32, 32, 4, 1, splits_columns=True)
 
-# By target, kernel and padded width, of float16 and bfloat16: for shifted keys, and for M = 1, 2 and above.
+# By target, kernel and padded width, of float16 and bfloat16: for shifted keys, softmax, M up to 2, and above.
 TABLE = {
     ("sm_80", "forward", 64): (_LONG, _WIDE, _LONG, _LONG),
     ("sm_80", "forward", 128): (_LONG, Tile(128, 64, 8, 3), _LONG, _SLIM),
@@ -54,9 +54,9 @@ TABLE = {
     ("sm_90", "keys", 128): (_SHORT, _ACROSS, _ACROSS_SLIM, _FLAT),
     ("sm_90", "queries", 64): (_LONG, _EVEN, _LONG, _SLIM),
     ("sm_90", "queries", 128): (_LONG, _LONG, _LONG, _SLIM),
-    ("sm_100", "forward", 64): (_WIDE, _WIDE, _WIDE, _WIDE),
+    ("sm_100", "forward", 64): (_WIDE, _WIDE, _LONG, _WIDE),
     ("sm_100", "forward", 128): (_LONG, _LONG, _WIDE, _SLIM),
-    ("sm_100", "keys", 64): (_KEYS, _KEYS, _KEYS, _KEYS),
+    ("sm_100", "keys", 64): (_KEYS, _KEYS, _FEW_QUERIES, _KEYS),
     ("sm_100", "keys", 128): (_FEW, _KEYS, _KEYS, _FEW),
     ("sm_100", "queries", 64): (_LONG, _LONG, _LONG, _LONG),
     ("sm_100", "queries", 128): (_LONG, _LONG, _LONG, _SLIM),
@@ -79,7 +79,7 @@ def tile(target: str, kernel: str, width: int, mixtures: int, precision: str) ->
         target: "sm_80", "sm_90", "sm_100" or "gfx942".
         kernel: "forward", "keys", "queries", or one that runs rarely.
         width: the padded width of keys or values, whichever is larger.
-        mixtures: M, or ``SHIFTED``.
+        mixtures: M, or ``SHIFTED``; 1 is softmax attention.
         precision: "half", "tf32" or "ieee".
     """
     if kernel not in _WIDEST:
