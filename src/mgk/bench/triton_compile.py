@@ -3,8 +3,7 @@
 ``python -m mgk.bench.triton_compile`` compiles for NVIDIA A100 (sm_80), H100 (sm_90), B200 (sm_100) and
 AMD MI300 (gfx942) and reads shared memory, registers, spills and the instructions of the loop over full
 tiles. It fails if a kernel does not compile or fit, spills in that loop, or has its products elsewhere than
-on tensor cores (exact float32 products run on the FMA units). ``--json`` saves after each kernel, and another
-run goes on from there: what has the same source and tile is not compiled again.
+on tensor cores (exact float32 products run on the FMA units). With ``--json`` a run goes on from its file.
 """
 
 import argparse
@@ -232,7 +231,7 @@ def source_of(case: Case, tile: Any = None) -> tuple[str, Any, Any, Any]:
     types = tuple(_type_of(x, (n,), constants, attributes) for n, x in enumerate(arguments))
     signature = dict(zip(kernel.arg_names, (*types, "constexpr"), strict=True))
     changed = [(f.name, getattr(spec, f.name)) for f in fields(spec) if getattr(spec, f.name) != f.default]
-    parts = (kernel.cache_key, signature, constants, attributes, changed, tuple(tile))
+    parts = kernel.cache_key, signature, constants, attributes, changed, tuple(tile)
     digest = hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
     constants[len(arguments),] = launch.compile_time(spec)
     return digest, ASTSource(kernel, signature, constants, attributes), tile, spec

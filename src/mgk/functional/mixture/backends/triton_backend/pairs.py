@@ -1,6 +1,6 @@
 """What kernels share: the pairs that take part, scores in base 2, dropout.
 
-A program owns queries, or keys if ``spec.owns_keys``; the rows of a tile are queries, or keys if ``spec.keys_first``.
+A program owns queries, or keys if ``spec.owns_keys``; rows are queries, or keys if ``spec.keys_first``.
 A full tile lies wholly inside the sequence, the window and a segment; the tiles at the edges test each pair.
 """
 
