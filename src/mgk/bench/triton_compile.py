@@ -3,10 +3,13 @@
 ``python -m mgk.bench.triton_compile`` compiles for NVIDIA A100 (sm_80), H100 (sm_90), B200 (sm_100) and
 AMD MI300 (gfx942) and reads shared memory, registers, spills and the instructions of the loop over full
 tiles. It fails if a kernel does not compile or fit, spills in that loop, or has its products elsewhere than
-on tensor cores (exact float32 products run on the FMA units).
+on tensor cores (exact float32 products run on the FMA units). With ``--json`` a run goes on from its file.
 """
 
 import argparse
+import hashlib
+import itertools
+import json
 import re
 import subprocess
 import sys
@@ -15,7 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +91,8 @@ class Compiled:
     """A compiled kernel; counts per (query, key) pair in the loop over full tiles."""
 
     case: Case
-    tile: Sequence[int]  # queries, keys, warps, stages, whether warps share columns
+    source: str  # a digest of the kernel's source, specification and tile
+    tile: Sequence[int]  # the fields of ``tiles.Tile``
     shared: int  # bytes
     registers: int
     stack: int  # bytes, mostly spills
@@ -119,23 +123,30 @@ class Compiled:
 
 def cases(
     targets: Iterable[str] = TARGETS, dtypes: Iterable[str] = tuple(DTYPES), widths: Iterable[int] = WIDTHS
-) -> Iterator[Case]:
-    """Every kernel, what the model needs first."""
-    for dtype in dtypes:
-        for width in widths:
-            for target in targets:
-                for variant, mixtures in MIXTURES.items():
-                    for m in mixtures:
-                        for kernel in KERNELS:
-                            case = Case(target, variant, kernel, width, m, dtype)
-                            if _is_distinct(case):
-                                yield case
-                                if variant == "smgk" and m == 2 and kernel in PASSES:
-                                    yield replace(case, is_factored=True)
+) -> list[Case]:
+    """Every kernel, what most calls need first."""
+    shapes = itertools.product(dtypes, widths, targets, MIXTURES.items(), KERNELS)
+    found = (
+        Case(target, variant, kernel, width, m, dtype, is_factored)
+        for dtype, width, target, (variant, mixtures), kernel in shapes
+        for m in mixtures
+        for is_factored in (False, True)
+    )
+    return sorted(filter(_is_distinct, found), key=_rarity)
+
+
+def _rarity(case: Case) -> int:
+    """How many of its choices are rare."""
+    is_wide = case.dtype in ("float32", "tf32")
+    return 2 * (case.width == 32) + 2 * (case.mixtures == 4) + 2 * is_wide + (case.dtype == "bfloat16")
 
 
 def _is_distinct(case: Case) -> bool:
-    """Whether the case compiles to code that no other one has."""
+    """Whether the case compiles to code that no other one has, or that the model needs."""
+    if case.is_factored:
+        return (
+            case.variant == "smgk" and case.dtype == "float16" and case.mixtures == 2 and case.kernel in PASSES
+        )
     if case.kernel in PASSES:
         return True
     if case.dtype == "tf32" and case.kernel != "counts":
@@ -173,7 +184,7 @@ def meta_problem(case: Case, length: int = 4096) -> Any:
     )
 
 
-def launches(case: Case) -> dict[str, tuple[Any, ...]]:
+def launches(case: Case, own_tile: Any = None) -> dict[str, tuple[Any, ...]]:
     """The kernels that a call launches, by name: kernel, arguments, specification and tile."""
     from mgk.functional.mixture.backends.triton_backend import launch
 
@@ -183,7 +194,7 @@ def launches(case: Case) -> dict[str, tuple[Any, ...]]:
         found[kernel.fn.__name__] = (kernel, arguments, spec, tile)
 
     problem = meta_problem(case)
-    with launch.launching_with(record, case.target), _tf32(case.dtype == "tf32"):
+    with launch.launching_with(record, case.target, own_tile), _tf32(case.dtype == "tf32"):
         if case.kernel == "decode":
             launch.decode(problem)
         elif case.kernel == "counts":
@@ -206,32 +217,35 @@ def _tf32(is_allowed: bool) -> Iterator[None]:
         torch.backends.cuda.matmul.allow_tf32 = before
 
 
-def compile_case(case: Case, tile: Any = None) -> Compiled:
-    """Compile the kernel of a case, with its own tile or another."""
-    import triton
-    from triton.backends.compiler import GPUTarget
+def source_of(case: Case, tile: Any = None) -> tuple[str, Any, Any, Any]:
+    """A digest of what is compiled, Triton's source, the tile and the specification."""
     from triton.compiler import ASTSource
 
     from mgk.functional.mixture.backends.triton_backend import launch
 
-    kernel, arguments, spec, own_tile = launches(case)[KERNELS[case.kernel]]
-    tile = own_tile if tile is None else tile
-    spec = replace(
-        spec,
-        query_tile=1 if case.kernel == "decode" else tile.queries,
-        key_tile=tile.keys,
-        splits_columns=tile.splits_columns,
-        mixes_exp2=tile.mixes_exp2,
-        max_spread=float("inf") if case.is_factored else spec.max_spread,
-    )
-    constants: dict[tuple[int, ...], Any] = {(len(arguments),): launch.compile_time(spec)}
+    kernel, arguments, spec, tile = launches(case, tile)[KERNELS[case.kernel]]
+    if case.is_factored:
+        spec = replace(spec, max_spread=float("inf"))
+    constants: dict[tuple[int, ...], Any] = {}
     attributes: dict[tuple[int, ...], Any] = {}
     types = tuple(_type_of(x, (n,), constants, attributes) for n, x in enumerate(arguments))
     signature = dict(zip(kernel.arg_names, (*types, "constexpr"), strict=True))
+    changed = [(f.name, getattr(spec, f.name)) for f in fields(spec) if getattr(spec, f.name) != f.default]
+    parts = kernel.cache_key, signature, constants, attributes, changed, tuple(tile)
+    digest = hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+    constants[len(arguments),] = launch.compile_time(spec)
+    return digest, ASTSource(kernel, signature, constants, attributes), tile, spec
+
+
+def compile_case(case: Case, tile: Any = None) -> Compiled:
+    """Compile the kernel of a case, with its own tile or another."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+
+    digest, source, tile, spec = source_of(case, tile)
     is_amd = case.target.startswith("gfx")
     lanes = 64 if is_amd else 32
     target = GPUTarget("hip" if is_amd else "cuda", case.target if is_amd else int(case.target[3:]), lanes)
-    source = ASTSource(kernel, signature, constants, attributes)
     options = {"num_warps": tile.warps, "num_stages": tile.stages}
     binary = triton.compile(source, target=target, options=options)
     if is_amd:
@@ -244,6 +258,7 @@ def compile_case(case: Case, tile: Any = None) -> Compiled:
     names = ("exponentials", "arithmetic", "tensor_core")
     return Compiled(
         case,
+        digest,
         tuple(tile),
         binary.metadata.shared,
         registers,
@@ -340,31 +355,94 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--dtypes", nargs="+", default=tuple(DTYPES), choices=DTYPES)
     parser.add_argument("--widths", nargs="+", default=WIDTHS, type=int)
     parser.add_argument("--minutes", type=float, default=float("inf"), help="start no kernel after these")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, help="where to save; a run goes on from what is there")
     options = parser.parse_args(arguments)
     start = time.monotonic()
-    rows, failures, left = [], [], 0
-    for case in cases(options.targets, options.dtypes, options.widths):
-        if time.monotonic() - start > 60 * options.minutes:
-            left += 1
-            continue
-        try:
-            compiled = compile_case(case)
-        except Exception as error:  # whatever a compiler raises is the result
-            found = [f"does not compile: {str(error)[-300:]}"]
-        else:
-            rows.append(compiled.row())
-            found = compiled.errors
-        for complaint in found:
-            failures.append(f"{name_of(case)}: {complaint}")
-            print(failures[-1], flush=True)
+    every = cases()
+    wanted = set(cases(options.targets, options.dtypes, options.widths))
+    earlier = _read(options.json)
+    done: dict[Case, Compiled] = {}
+    failures: dict[Case, list[str]] = {}
+    stale: set[Case] = set()
+    for case in every:
+        if known := earlier.get(case):
+            source, _, tile, _ = source_of(case)
+            if known.tile == tuple(tile):
+                done[case] = known
+            if known.source != source:
+                stale.add(case)
+    stale &= done.keys()
+    settings = {"targets": TARGETS, "dtypes": tuple(DTYPES), "widths": WIDTHS}
+    head = {"benchmark": "triton", "settings": settings, "machine": asdict(describe())}
+    for case in sorted(every, key=lambda case: case in stale):
+        is_due = case in wanted and (case not in done or case in stale)
+        if is_due and time.monotonic() - start < 60 * options.minutes:
+            try:
+                done[case] = compile_case(case)
+            except Exception as error:  # whatever a compiler raises is the result
+                done.pop(case, None)
+                failures[case] = [f"does not compile: {str(error)[-300:]}"]
+            stale.discard(case)
+        if found := failures.get(case) or (done[case].errors if case in done else []):
+            failures[case] = found
+            print(f"{name_of(case)}: {', '.join(found)}", flush=True)
+        if is_due and options.json:
+            _save(options.json, head, every, done, failures, stale)
     if options.json:
-        settings = {name: list(getattr(options, name)) for name in ("targets", "dtypes", "widths")}
-        notes = [*failures, *([f"{left} kernels were not compiled: out of time"] if left else [])]
-        report = {"benchmark": "triton", "settings": settings, "machine": asdict(describe())}
-        write_json(options.json, {**report, "rows": [*rows, *modelled(rows)], "notes": notes})
-    print(f"{len(rows)} kernels compiled, {len(failures)} complaints, {left} left")
+        _save(options.json, head, every, done, failures, stale)
+    left = _left(every, {*done, *failures})
+    print("\n".join([f"{len(done)} kernels compiled, {len(failures)} with complaints", *left]))
     return 1 if failures else 0
+
+
+def _read(path: Path | None) -> dict[Case, Compiled]:
+    """The kernels of an earlier run; those of an earlier source too, if their tile is the same."""
+    from mgk.functional.mixture.backends.triton_backend.tiles import Tile
+
+    if path is None or not path.is_file():
+        return {}
+    found = {}
+    names = [field.name for field in fields(Compiled)[1:]]
+    for row in json.loads(path.read_bytes())["rows"]:
+        if row["experiment"] == "kernel":
+            case = Case(**{field.name: row[field.name] for field in fields(Case)})
+            row = {"source": "", **row, "tile": tuple(Tile(*row["tile"]))}
+            found[case] = Compiled(case, **{name: row[name] for name in names})
+    return found
+
+
+def _save(
+    path: Path,
+    head: dict[str, Any],
+    every: list[Case],
+    done: dict[Case, Compiled],
+    failures: dict[Case, list[str]],
+    stale: set[Case],
+) -> None:
+    rows = [done[case].row() for case in every if case in done]
+    notes = [f"{name_of(case)}: {', '.join(found)}" for case, found in failures.items()]
+    if stale:
+        notes.append(f"{len(stale)} kernels were compiled from an earlier source, with the same tile")
+    notes += _left(every, {*done, *failures})
+    write_json(path, {**head, "rows": [*rows, *modelled(rows)], "notes": notes})
+
+
+def _left(every: list[Case], done: set[Case]) -> list[str]:
+    """Which kernels are not compiled, by target, type and width."""
+    left = Counter((case.target, case.dtype, case.width) for case in every if case not in done)
+    if not left:
+        return []
+    total = Counter((case.target, case.dtype, case.width) for case in every)
+    wholly: dict[tuple[str, str], list[int]] = {}
+    parts = []
+    for target, dtype, width in total:
+        if left[target, dtype, width] == total[target, dtype, width]:
+            wholly.setdefault((target, dtype), []).append(width)
+        elif number := left[target, dtype, width]:
+            parts.append(f"{number} of {total[target, dtype, width]} of {target}, {dtype}, D = {width}")
+    for (target, dtype), widths in wholly.items():
+        parts.append(f"all of {target}, {dtype}, D = {', '.join(map(str, sorted(widths)))}")
+    return [f"{left.total()} of {len(every)} kernels are not compiled: {'; '.join(parts)}"]
 
 
 def name_of(case: Case) -> str:

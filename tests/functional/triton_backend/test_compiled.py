@@ -3,6 +3,9 @@
 ``make triton-compile`` compiles all of them.
 """
 
+import json
+from pathlib import Path
+
 import pytest
 
 from mgk.bench.triton_model import cycles, modelled, products
@@ -14,7 +17,7 @@ pytest.importorskip(
 )
 
 from mgk.bench import triton_compile
-from mgk.bench.triton_compile import Case, compile_case, main_loop
+from mgk.bench.triton_compile import Case, Compiled, compile_case, main_loop
 
 CASES = (
     Case("sm_80", "mgk", "keys", 64, 2, "float16"),
@@ -51,3 +54,27 @@ def test_the_model_counts_products_and_halves_the_heads() -> None:
     (found,) = modelled([softmax, mgk])
     assert (found["overlapped"], found["in_turn"]) == (0.8, pytest.approx(0.861))
     assert found["pessimistic"] == found["in_turn"]
+
+
+def test_a_run_goes_on_from_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, compiled = tmp_path / "triton.json", []
+
+    def compile_nothing(case: Case) -> Compiled:
+        compiled.append(case)
+        digest, _, tile, _ = triton_compile.source_of(case)
+        return Compiled(case, digest, tuple(tile), 0, 0, 0, 0, 1.0, 1.0, 1.0, 1.0)
+
+    monkeypatch.setattr(triton_compile, "compile_case", compile_nothing)
+    monkeypatch.setattr(triton_compile, "cases", lambda *_: list(CASES[:2]))
+    assert triton_compile.main(["--json", str(path), "--minutes", "0"]) == 0
+    assert "2 of 2 kernels are not compiled" in json.loads(path.read_text())["notes"][0]
+    for _ in range(2):
+        assert triton_compile.main(["--json", str(path)]) == 0
+    assert compiled == list(CASES[:2])
+    report = json.loads(path.read_text())
+    report["rows"][0]["source"] = "earlier"
+    path.write_text(json.dumps(report))
+    triton_compile.main(["--json", str(path), "--minutes", "0"])
+    assert json.loads(path.read_text())["notes"][0].startswith("1 kernels were compiled from an earlier source")
+    triton_compile.main(["--json", str(path)])
+    assert compiled[2:] == [CASES[0]]

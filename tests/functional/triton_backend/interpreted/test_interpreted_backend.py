@@ -11,6 +11,7 @@ from mgk.bench.runner import run as run_benchmark
 from mgk.cli import doctor
 from mgk.functional.backends import select
 from mgk.functional.mixture import em_statistics
+from mgk.functional.mixture.backends import cpu
 from mgk.functional.mixture.backends.triton_backend import backend, self_check
 from support.cases import Case, inputs_of, largest_errors, make_case
 
@@ -249,3 +250,16 @@ def test_forward_mode_is_refused():
     attend = lambda x: mgk.mixture_attention(x, keys, value, backend="triton")  # noqa: E731
     with pytest.raises(ValueError, match="no forward-mode derivative"):
         torch.func.jvp(attend, (query,), (query,))
+
+
+def test_forward_mode_goes_to_another_backend_where_auto_would_take_this_one(monkeypatch):
+    monkeypatch.setattr(backend.Triton, "is_efficient", lambda self, inputs: True)
+    monkeypatch.setattr(cpu.Cpu, "is_efficient", lambda self, inputs: False)
+    query, keys, value = (torch.randn(s) for s in ((1, 2, 300, 4), (1, 2, 2, 300, 4), (1, 2, 300, 4)))
+    attend = lambda name: lambda x: mgk.mixture_attention(x, keys, value, backend=name)  # noqa: E731
+    case = make_case(sizes=(1, 2, 300, 300, 4, 4, 2))
+    assert select("softmax", inputs_of(case).in_dtype(torch.float32)).name == "triton"
+    _, got = torch.func.jvp(attend("auto"), (query,), (torch.ones_like(query),))
+    _, want = torch.func.jvp(attend("reference"), (query,), (torch.ones_like(query),))
+    assert want.abs().max() > 1e-3
+    torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-4)

@@ -82,10 +82,17 @@ def test_output_lse_and_gradients(name: str) -> None:
             raise AssertionError(f"gradient of {n}: {error}") from None
 
 
-@pytest.mark.parametrize("name", ["mgk", "causal", "smgk"])
-def test_tiles_of_other_targets(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    other = tiles.Tile(64, 32, 8, 1, splits_columns=True, mixes_exp2=True)
-    problem = oracle.problem(**OPTIONS[name], queries=67, keys=130)
+_COLUMNS = tiles.Tile(64, 32, 8, 1, splits_columns=True, mixes_exp2=True)
+_ACROSS = tiles.Tile(64, 32, 8, 1, queries_first=True)
+_OF_ACROSS = ("mgk", "hard", "position", "segments", "dropout", "smgk")
+
+
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [*((name, _COLUMNS) for name in ("mgk", "causal", "smgk")), *((name, _ACROSS) for name in _OF_ACROSS)],
+)
+def test_tiles_of_other_targets(name: str, other: tiles.Tile, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = oracle.problem(**{**OPTIONS[name], "queries": 67, "keys": 130})
     wanted = launch.forward(problem)
     gradients = launch.backward(wanted.out, None, problem, wanted)
     monkeypatch.setattr(tiles, "SMALL", other)

@@ -5,7 +5,7 @@ With P_ijr = 2^(s_ijr - m_i) / l_i, dP_ij = dh_i . v_j (times the dropout factor
     g_ijr = P_ijr (dP_ij - delta_i),   for the winner alone, the lowest r on a tie, if the E-step is hard.
 
 ``keys_backward`` owns keys and sums over the queries of all heads of the group; ``queries_backward`` owns queries. Both
-are one function of tiles: rows of the own side, columns of the other. Shifted keys: with e_ij the part that components
+are one function of tiles. Shifted keys: with e_ij the part that components
 share, sum_r g_ijr = e_ij (dP_ij - delta_i) sum_r u_ir w_jr, and each component's sums are products with u or w.
 """
 
@@ -34,6 +34,7 @@ from mgk.functional.mixture.backends.triton_backend.pairs import (
     load_rows,
     load_vector,
     pair_mask,
+    product,
     query_range,
     second_product,
     segment_of,
@@ -41,6 +42,9 @@ from mgk.functional.mixture.backends.triton_backend.pairs import (
     tile_product,
     zero_tile,
 )
+
+# The fewest rows that the product of tiles takes.
+EQUAL_ROWS = tl.constexpr(16)
 
 
 @triton.jit
@@ -59,7 +63,7 @@ def deltas(delta, inverse_sum, row_sum, out, grad, lse_grad, num_rows, spec: tl.
 @triton.jit
 def _component(r, own, j, bk, call, full: tl.constexpr, spec: tl.constexpr):
     """Keys, bias and excess of one component: the program's own, or those of the tile."""
-    if spec.keys_first:
+    if spec.owns_keys:
         component = own[r]
     else:
         component = load_component(r, j, bk, call, full, spec)
@@ -97,6 +101,16 @@ def _zeros(n: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr):
 
 
 @triton.jit
+def _zeros_of_keys(n: tl.constexpr, width: tl.constexpr, spec: tl.constexpr):
+    """A tuple of n matrices of the keys, which are columns where the rows of a tile are queries."""
+    if spec.keys_first:
+        result = _zeros(n, spec.key_tile, width)
+    else:
+        result = _zeros(n, width, spec.key_tile)
+    return result
+
+
+@triton.jit
 def _weights(s, peak, ok, extra, full: tl.constexpr, spec: tl.constexpr):
     """2^(s - m), 0 for pairs that do not take part."""
     if spec.mask == "float":
@@ -111,11 +125,39 @@ def _weights(s, peak, ok, extra, full: tl.constexpr, spec: tl.constexpr):
 @triton.jit
 def _add_product(products, r: tl.constexpr, g, q, k, spec: tl.constexpr):
     """Sum g q of the component's keys, or sum g k of the queries, with a tile's part added."""
-    if spec.keys_first:
-        products = _replace(products, r, second_product(g.to(q.dtype), q, products[r], spec), spec.key_mixtures)
+    if spec.owns_keys:
+        products = _replace(products, r, _sum_over_queries(g, q, products[r], spec), spec.key_mixtures)
     else:
         products = (second_product(g.to(k.dtype), k, products[0], spec),)
     return products
+
+
+@triton.jit
+def _sum_over_queries(g, x, total, spec: tl.constexpr):
+    """sum_i g_ij x_i added to the keys' rows, or to their columns if the rows of g are queries."""
+    g = g.to(x.dtype)
+    if spec.keys_first:
+        total = second_product(g, x, total, spec)
+    else:
+        total = product(tl.trans(x), g, total, spec)
+    return total
+
+
+@triton.jit
+def _add_sum(total, g, q, spec: tl.constexpr):
+    """sum_i g_ij added to a vector, or to equal rows: a product with ones if the rows of g are queries."""
+    if spec.keys_first:
+        total += tl.sum(g, 1)
+    else:
+        ones = tl.full([EQUAL_ROWS, spec.query_tile], 1.0, q.dtype)
+        total = product(ones, g.to(q.dtype), total, spec)
+    return total
+
+
+@triton.jit
+def _sums_of_keys(x, spec: tl.constexpr):
+    """Sums of ``_sum_over_queries`` with keys as rows."""
+    return x if spec.keys_first else tl.trans(x)
 
 
 @triton.jit
@@ -156,9 +198,9 @@ def _shifted(
     u = ()
     w = ()
     for r in tl.static_range(spec.mixtures):
-        u = u + (query_row(mixtures + r, i, bh, call, full and spec.keys_first, spec),)
-        w = w + (key_row(mixtures + r, j, bk, call, 0.0, full and not spec.keys_first, spec),)
-    other, mine = (u, w) if spec.keys_first else (w, u)
+        u = u + (query_row(mixtures + r, i, bh, call, full and spec.owns_keys, spec),)
+        w = w + (key_row(mixtures + r, j, bk, call, 0.0, full and not spec.owns_keys, spec),)
+    other, mine = (u, w) if spec.owns_keys else (w, u)
     if is_factored(starts[0], starts[1], bh, bk, call, spec):
         top = key_row(2 * mixtures + 1, j, bk, call, NEG_INF, False, spec)
         p = _weights(base + along_keys(top, spec), peak, ok, extra, full, spec)
@@ -188,10 +230,12 @@ def _shifted(
 @triton.jit
 def _initial_state(spec: tl.constexpr):
     """Zeros for sum g q or sum g k, the sums and moments of each component, and dv."""
-    if spec.keys_first:
-        products = _zeros(spec.key_mixtures, spec.key_tile, spec.padded_width)
-        sums, moments = _zeros(spec.mixtures, spec.key_tile, 0), _zeros(spec.key_mixtures, spec.key_tile, 0)
-        state = products + sums + moments + _zeros(1, spec.key_tile, spec.padded_value_width)
+    if spec.owns_keys:
+        products = _zeros_of_keys(spec.key_mixtures, spec.padded_width, spec)
+        sums = _zeros_of_keys(spec.mixtures, 0 if spec.keys_first else EQUAL_ROWS, spec)
+        moments = _zeros(spec.key_mixtures, spec.key_tile, 0)
+        values = _zeros_of_keys(1, spec.padded_value_width, spec)
+        state = products + sums + moments + values
     else:
         products = _zeros(1, spec.query_tile, spec.padded_width)
         state = products + _zeros(spec.mixtures if spec.is_shifted else 1, spec.query_tile, 0)
@@ -201,7 +245,7 @@ def _initial_state(spec: tl.constexpr):
 @triton.jit
 def _unpacked(state, spec: tl.constexpr):
     """A state's parts; it is one flat tuple, as loops carry no nested ones."""
-    if spec.keys_first:
+    if spec.owns_keys:
         products = _part(state, 0, spec.key_mixtures)
         sums = _part(state, spec.key_mixtures, spec.mixtures)
         moments = _part(state, spec.key_mixtures + spec.mixtures, spec.key_mixtures)
@@ -247,7 +291,7 @@ def _tile(state, i, j, starts, own, sides, place, call, full: tl.constexpr, spec
         else:
             p, g, sums = _shifted(sums, x, d_weights, peak, ok, extra, i, j, starts, place, call, full, spec)
         products = _add_product(products, 0, g, q, k, spec)
-        if spec.needs_variance_grad and spec.keys_first:
+        if spec.needs_variance_grad and spec.owns_keys:
             moments = (moments[0] + tl.sum(g * (x + constant), 1),)
     else:
         p = zero_tile(spec)
@@ -269,24 +313,26 @@ def _tile(state, i, j, starts, own, sides, place, call, full: tl.constexpr, spec
                 share = e * d_weights
                 if spec.needs_mask_grad:
                     g += share
-            if spec.is_varying and not spec.keys_first:
+            if spec.is_varying and not spec.owns_keys:
                 scaled = share * (excess + least)[None, :]
                 products = _add_product(products, r, scaled, q, k, spec)
                 sums = (sums[0] + tl.sum(scaled, 1),)
             else:
                 products = _add_product(products, r, share, q, k, spec)
-            if spec.keys_first:
-                sums = _replace(sums, r, sums[r] + tl.sum(share, 1), spec.mixtures)
+            if spec.owns_keys:
+                if spec.has_bias:
+                    sums = _replace(sums, r, _add_sum(sums[r], share, q, spec), spec.mixtures)
                 if spec.needs_variance_grad:
                     moment = share * tl.where(share != 0.0, x + constant, 0.0)
-                    moments = _replace(moments, r, moments[r] + tl.sum(moment, 1), spec.mixtures)
-    if spec.keys_first:
+                    moment = tl.sum(moment, 1 if spec.keys_first else 0)
+                    moments = _replace(moments, r, moments[r] + moment, spec.mixtures)
+    if spec.owns_keys:
         p = p * along_queries(inverse_sum, spec)
         if spec.has_dropout:
             p = p * kept
         if not full or spec.mask != "none":
             p = tl.where(ok, p, 0.0)
-        d_value = (second_product(p.to(grad.dtype), grad, d_value[0], spec),)
+        d_value = (_sum_over_queries(p, grad, d_value[0], spec),)
     return products + sums + moments + d_value, g
 
 
@@ -352,12 +398,17 @@ def keys_backward(d_keys, d_value, d_bias, d_scale, grad, rows, call, spec: tl.c
     least = tl.load(features.least + bk)
     store_rows(
         d_value + bk * num_keys * spec.value_width,
-        values[0],
+        _sums_of_keys(values[0], spec),
         j,
         num_keys,
         spec.value_width,
         spec.padded_value_width,
     )
+    if not spec.keys_first:
+        equal = ()
+        for r in tl.static_range(spec.mixtures):
+            equal = equal + (tl.max(sums[r], 0),)
+        sums = equal
     for r in tl.static_range(spec.mixtures):
         tl.store(d_bias + (bk * spec.mixtures + r) * num_keys + j, sums[r], mask=inside)
     for r in tl.static_range(spec.key_mixtures):
@@ -366,7 +417,7 @@ def keys_backward(d_keys, d_value, d_bias, d_scale, grad, rows, call, spec: tl.c
         if spec.is_shifted:
             for other in tl.static_range(1, spec.mixtures):
                 total += sums[other]
-        grad_r = products[r]
+        grad_r = _sums_of_keys(products[r], spec)
         if not spec.is_dot:
             grad_r -= k.to(tl.float32) * total[:, None]
         if spec.is_varying:

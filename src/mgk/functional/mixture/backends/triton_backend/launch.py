@@ -124,18 +124,19 @@ def _run(kernel: Any, grid: tuple[int, ...], arguments: tuple[Any, ...], spec: S
 
 _launch: Callable[..., None] = _run
 _target: str | None = None
+_own_tile: tiles.Tile | None = None
 
 
 @contextmanager
-def launching_with(launch: Callable[..., None], target: str) -> Iterator[None]:
-    """Pass every launch for a target to another function."""
-    global _launch, _target
-    before = _launch, _target
-    _launch, _target = launch, target
+def launching_with(launch: Callable[..., None], target: str, tile: tiles.Tile | None = None) -> Iterator[None]:
+    """Pass every launch for a target, with its own tile or another, to another function."""
+    global _launch, _target, _own_tile
+    before = _launch, _target, _own_tile
+    _launch, _target, _own_tile = launch, target, tile
     try:
         yield
     finally:
-        _launch, _target = before
+        _launch, _target, _own_tile = before
 
 
 def compile_time(spec: Spec) -> Spec:
@@ -160,8 +161,11 @@ def _precision(problem: Problem) -> str:
 
 
 def _tile(problem: Problem, kernel: str) -> tiles.Tile:
+    if _own_tile is not None:
+        return _own_tile
     width = max(padded(problem.query.shape[-1]), padded(problem.value.shape[-1]))
-    mixtures = tiles.SHIFTED if problem.is_shifted else problem.mixtures
+    least = 1 if problem.is_dot else 2  # a Gaussian's bias takes the registers that the tile of softmax fills
+    mixtures = tiles.SHIFTED if problem.is_shifted else max(problem.mixtures, least)
     precision = _precision(problem) if problem.query.dtype == torch.float32 else "half"
     if _target is None and problem.query.device.type != "cuda":
         return tiles.SMALL
@@ -348,7 +352,8 @@ def backward(
     d_bias = features.key_bias.new_empty(batch, key_heads, problem.mixtures, num_keys)
     d_scale = features.key_bias.new_empty(features.keys.shape[:4])
     tile = _tile(problem, "keys")
-    spec = _spec(problem, tile, keys_first=True, needs_variance_grad=needs[0])
+    keys_first = problem.is_shifted or not tile.queries_first
+    spec = _spec(problem, tile, owns_keys=True, keys_first=keys_first, needs_variance_grad=needs[0])
     grid = (triton.cdiv(num_keys, tile.keys), batch * key_heads)
     arguments = (d_keys, d_value, d_bias, d_scale, grad, rows, call)
     _launch(backward_kernels.keys_backward, grid, arguments, spec, tile)
@@ -442,7 +447,7 @@ def counts(problem: Problem, query_mask: Tensor | None) -> Tensor:
     features, value = make_features(problem)
     result = features.key_bias.new_empty(*features.key_bias.shape[:2], problem.mixtures, problem.keys.shape[3])
     tile = _tile(problem, "counts")
-    spec = _spec(problem, tile, keys_first=True, has_query_mask=query_mask is not None)
+    spec = _spec(problem, tile, owns_keys=True, keys_first=True, has_query_mask=query_mask is not None)
     mask = result if query_mask is None else query_mask.contiguous().view(torch.uint8)
     grid = (triton.cdiv(problem.keys.shape[3], tile.keys), problem.keys.shape[0] * problem.keys.shape[1])
     _launch(counting_kernels.counts, grid, (result, mask, _call(problem, features, value)), spec, tile)

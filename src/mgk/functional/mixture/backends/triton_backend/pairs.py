@@ -1,6 +1,6 @@
 """What kernels share: the pairs that take part, scores in base 2, dropout.
 
-A tile has rows on its own side (the program's: queries, or keys if ``spec.keys_first``) and columns on the other.
+A program owns queries, or keys if ``spec.owns_keys``; rows are queries, or keys if ``spec.keys_first``.
 A full tile lies wholly inside the sequence, the window and a segment; the tiles at the edges test each pair.
 """
 
@@ -153,8 +153,11 @@ def admitted(i, j, first, stop, sizes, spec: tl.constexpr):
     if spec.has_left:
         ok = ok & (distance >= -sizes.left)
     if spec.has_segments:
-        other = (i + sizes.offset if spec.keys_first else j)[None, :]
-        ok = ok & (other >= first[:, None]) & (other < stop[:, None])
+        if spec.owns_keys:
+            other = along_queries(i + sizes.offset, spec)
+            ok = ok & (other >= along_keys(first, spec)) & (other < along_keys(stop, spec))
+        else:
+            ok = ok & (j[None, :] >= first[:, None]) & (j[None, :] < stop[:, None])
     return ok
 
 

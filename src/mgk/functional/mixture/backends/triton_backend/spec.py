@@ -19,7 +19,8 @@ class Spec:
     key_tile: int
     splits_columns: bool = False  # whether the warps of a program share the columns of a tile too
     mixes_exp2: bool = False  # whether some exponentials of the first component are polynomials
-    keys_first: bool = False  # whether the rows of a tile are keys: the kernels whose programs own keys
+    owns_keys: bool = False  # whether programs own keys, not queries
+    keys_first: bool = False  # whether the rows of a tile are keys
     is_shifted: bool = False
     is_hard: bool = False
     is_varying: bool = False  # whether sigma^2 differs between the keys that a query sees

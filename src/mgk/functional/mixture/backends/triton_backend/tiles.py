@@ -16,6 +16,7 @@ class Tile(NamedTuple):
     stages: int
     splits_columns: bool = False  # warps share the columns of a tile, not only its rows
     mixes_exp2: bool = False  # some exponentials are polynomials, where exponentials are the bottleneck
+    queries_first: bool = False  # rows are queries even where programs own keys, but for shifted ones
 
 
 # Of kernels that stream memory or run rarely, and of the interpreter.
@@ -32,11 +33,14 @@ _FEW = Tile(32, 64, 4, 2)
 _FLAT = Tile(64, 32, 8, 1, splits_columns=True)
 _THIN = Tile(32, 16, 4, 1, splits_columns=True)
 _DEEP = Tile(64, 32, 4, 1)
+_SHORT = Tile(16, 64, 4, 2)
+_ACROSS = Tile(128, 64, 8, 1, queries_first=True)
+_ACROSS_SLIM = Tile(128, 32, 8, 2, queries_first=True)
 _MIXED = Tile(128, 128, 8, 2, mixes_exp2=True)
 _AMD_ROWS, _AMD_SLIM = Tile(128, 64, 4, 1), Tile(128, 32, 4, 1)
 _AMD_KEYS, _AMD_SPLIT = Tile(32, 128, 4, 1), Tile(32, 32, 4, 1, splits_columns=True)
 
-# By target, kernel and padded width, of float16 and bfloat16: for shifted keys, and for M = 1, 2 and above.
+# By target, kernel and padded width, of float16 and bfloat16: for shifted keys, softmax, M up to 2, and above.
 TABLE = {
     ("sm_80", "forward", 64): (_LONG, _WIDE, _LONG, _LONG),
     ("sm_80", "forward", 128): (_LONG, Tile(128, 64, 8, 3), _LONG, _SLIM),
@@ -46,13 +50,13 @@ TABLE = {
     ("sm_80", "queries", 128): (_SLIM, _EVEN, _SLIM, _SLIM),
     ("sm_90", "forward", 64): (_WIDE, _WIDE, _MIXED, _LONG),
     ("sm_90", "forward", 128): (_LONG, _WIDE, _LONG, _SLIM),
-    ("sm_90", "keys", 64): (_EVEN, _EVEN, _FEW_QUERIES, _FLAT),
-    ("sm_90", "keys", 128): (_FEW, _FEW, _FEW_QUERIES, _FLAT),
+    ("sm_90", "keys", 64): (_FEW, _EVEN, _FEW_QUERIES, _FLAT),
+    ("sm_90", "keys", 128): (_SHORT, _ACROSS, _ACROSS_SLIM, _FLAT),
     ("sm_90", "queries", 64): (_LONG, _EVEN, _LONG, _SLIM),
     ("sm_90", "queries", 128): (_LONG, _LONG, _LONG, _SLIM),
-    ("sm_100", "forward", 64): (_WIDE, _WIDE, _WIDE, _WIDE),
+    ("sm_100", "forward", 64): (_WIDE, _WIDE, _LONG, _WIDE),
     ("sm_100", "forward", 128): (_LONG, _LONG, _WIDE, _SLIM),
-    ("sm_100", "keys", 64): (_KEYS, _KEYS, _KEYS, _KEYS),
+    ("sm_100", "keys", 64): (_KEYS, _KEYS, _FEW_QUERIES, _KEYS),
     ("sm_100", "keys", 128): (_FEW, _KEYS, _KEYS, _FEW),
     ("sm_100", "queries", 64): (_LONG, _LONG, _LONG, _LONG),
     ("sm_100", "queries", 128): (_LONG, _LONG, _LONG, _SLIM),
@@ -75,7 +79,7 @@ def tile(target: str, kernel: str, width: int, mixtures: int, precision: str) ->
         target: "sm_80", "sm_90", "sm_100" or "gfx942".
         kernel: "forward", "keys", "queries", or one that runs rarely.
         width: the padded width of keys or values, whichever is larger.
-        mixtures: M, or ``SHIFTED``.
+        mixtures: M, or ``SHIFTED``; 1 is softmax attention.
         precision: "half", "tf32" or "ieee".
     """
     if kernel not in _WIDEST:
