@@ -37,7 +37,7 @@ inline void store(T* p, Vec<T> v) {
 
 template <typename T>
 inline Vec<T> splat(T x) {
-    return Vec<T>{} + x;
+    return x - Vec<T>{};  // x itself, in one instruction; -0 + 0 is not, so that a sum would be computed
 }
 
 template <typename T>
