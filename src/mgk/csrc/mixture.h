@@ -109,7 +109,7 @@ struct Mixture {
             if (p.shifts) {
                 through_shifts(head, dq, dk, d_query_bias, d_bias, d_shifts + (first_head + head) * M * D);
             } else if (!p.is_dot) {
-                for (int64_t j = 0; j < M * S; ++j) add_scaled(dk + j * D, keys_of(head) + j * D, -d_bias[j] * inverse);
+                for (int64_t j = 0; j < M * S; ++j) add_scaled(dk + j * D, keys_of(head) + j * D, -d_bias[j] * inverse, D);
             }
             for (int64_t x = 0; x < G * L * D; ++x) dq[x] *= inverse;
             if (a.d_lse && !p.is_dot) through_norms(head, a, dq);
@@ -145,7 +145,7 @@ struct Mixture {
         for (int64_t q = 0; q < G * L; ++q) {
             const int64_t at = head * G * L + q;
             if (static_cast<const T*>(a.row_max)[at] == -NEG_INF<T>) continue;
-            add_scaled(dq + q * D, query + at * D, -static_cast<const T*>(a.d_lse)[at]);
+            add_scaled(dq + q * D, query + at * D, -static_cast<const T*>(a.d_lse)[at], D);
         }
     }
 
@@ -256,24 +256,30 @@ struct Mixture {
         T half_shift[MAX_COMPONENTS] = {};
         const T* shift = shifts + (p.shifts ? head * M * D : 0);
         if (p.shifts)
-            for (int64_t r = 0; r < M; ++r) half_shift[r] = dot(shift + r * D, shift + r * D) / 2;
+            for (int64_t r = 0; r < M; ++r) half_shift[r] = dot(shift + r * D, shift + r * D, D) / 2;
         for (int64_t j = 0; j < S; ++j) {
             const bool live = is_live(bias, j);  // what a dead key and its value hold is not read
             const E* v = row_of<3>(p.value, p.value_strides, b, h) + j * p.value_strides[2];
             T* to_value = value + (head * S + j) * E_;
-            for (int64_t e = 0; e < E_; ++e) to_value[e] = live ? widen(v[e]) : T(0);
+            copy_row(v, live ? E_ : 0, E_, to_value);
             for (int64_t r = 0; r < products; ++r) {
-                const E* k = from + r * p.key_strides[2] + j * p.key_strides[3];
                 T* y = keys_of(head) + (r * S + j) * D;
-                for (int64_t d = 0; d < D; ++d) y[d] = live ? widen(k[d]) - centre[d] : T(0);
+                copy_row(from + r * p.key_strides[2] + j * p.key_strides[3], live ? D : 0, D, y);
+                if (live) add_scaled(y, centre, T(-1), D);
                 if (p.is_dot) continue;
-                const T half_norm = dot(y, y) / 2;
+                const T half_norm = dot(y, y, D) / 2;
                 if (!p.shifts) bias[r * S + j] = finite_sum(bias[r * S + j], -half_norm * inverse);
                 for (int64_t c = 0; p.shifts && c < M; ++c)
                     bias[c * S + j] = finite_sum(
-                        bias[c * S + j], -(half_norm + half_shift[c] + dot(y, shift + c * D)) * inverse);
+                        bias[c * S + j], -(half_norm + half_shift[c] + dot(y, shift + c * D, D)) * inverse);
             }
         }
+    }
+
+    // The first `filled` elements of a row of `width`, the rest 0.
+    static void copy_row(const E* from, int64_t filled, int64_t width, T* to) {
+        for (int64_t d = 0; d < filled; ++d) to[d] = widen(from[d]);
+        for (int64_t d = filled; d < width; ++d) to[d] = 0;
     }
 
     void set_queries(int64_t head, const T* centre, const T* mean_shift) {
@@ -283,50 +289,46 @@ struct Mixture {
             const int64_t g = q / L, i = q % L;
             const E* from = row_of<3>(p.query, p.query_strides, b, h * G + g) + i * p.query_strides[2];
             T* x = query + (head * G * L + q) * D;
-            for (int64_t d = 0; d < D; ++d) x[d] = (widen(from[d]) - centre[d] - mean_shift[d]) * inverse;
+            copy_row(from, D, D, x);
+            add_scaled(x, centre, T(-1), D);
+            add_scaled(x, mean_shift, T(-1), D);
+            for (int64_t d = 0; d < D; ++d) x[d] *= inverse;
             for (int64_t r = 0; p.shifts && r < M; ++r) {
                 const T prior = has_query_prior() ? prior_of(b, h, r, 0) - normaliser : T(0);
-                biases_of_query[((head * G + g) * M + r) * L + i] = dot(x, shifts + (head * M + r) * D) + prior;
+                biases_of_query[((head * G + g) * M + r) * L + i] = dot(x, shifts + (head * M + r) * D, D) + prior;
             }
         }
     }
 
-    // Four sums at once: shorter sums round less, and none waits for the one before it.
-    T dot(const T* a, const T* b) const {
-        T sums[4] = {};
-        int64_t d = 0;
-        for (; d + 4 <= D; d += 4)
-            for (int64_t i = 0; i < 4; ++i) sums[i] += a[d + i] * b[d + i];
-        for (; d < D; ++d) sums[0] += a[d] * b[d];
-        return (sums[0] + sums[1]) + (sums[2] + sums[3]);
-    }
-
-    void add_scaled(T* to, const T* from, T factor) const {
-        for (int64_t d = 0; d < D; ++d) to[d] += factor * from[d];
-    }
-
-    // Through query_bias_ir = x_i . b_r and key_bias_jr = -|y_j + b_r|^2 / (2 sigma^2).
+    // Through query_bias_ir = x_i . b_r and key_bias_jr = -|y_j + b_r|^2 / (2 sigma^2). A shift's gradient is summed over
+    // some rows, then in double.
     void through_shifts(int64_t head, T* dq, T* dk, const T* d_query_bias, const T* d_bias, double* d_shift) const {
-        const T* shift = shifts + head * M * D;
+        Buffer<T> sums(D);
+        set_zero(sums + 0, D);
         for (int64_t r = 0; r < M; ++r) {
-            const T* b = shift + r * D;
+            const T* b = shifts + (head * M + r) * D;
             for (int64_t d = 0; d < D; ++d) d_shift[r * D + d] = 0;
             for (int64_t q = 0; q < G * L; ++q) {
                 const T g = d_query_bias[(q / L * M + r) * L + q % L];
-                const T* x = query + (head * G * L + q) * D;
-                add_scaled(dq + q * D, b, g);
-                for (int64_t d = 0; d < D; ++d) d_shift[r * D + d] += double(g) * x[d];
+                add_scaled(dq + q * D, b, g, D);
+                add_scaled(sums + 0, query + (head * G * L + q) * D, g, D);
+                if (q % ROWS_PER_SUM == ROWS_PER_SUM - 1 || q == G * L - 1) move_to_double(sums, d_shift + r * D);
             }
             for (int64_t j = 0; j < S; ++j) {
                 const T g = -d_bias[r * S + j] * inverse;
                 const T* y = keys_of(head) + j * D;
-                for (int64_t d = 0; d < D; ++d) {
-                    const T along = g * (y[d] + b[d]);
-                    dk[j * D + d] += along;
-                    d_shift[r * D + d] += double(along);
-                }
+                add_scaled(dk + j * D, y, g, D);
+                add_scaled(dk + j * D, b, g, D);
+                add_scaled(sums + 0, y, g, D);
+                add_scaled(sums + 0, b, g, D);
+                if (j % ROWS_PER_SUM == ROWS_PER_SUM - 1 || j == S - 1) move_to_double(sums, d_shift + r * D);
             }
         }
+    }
+
+    void move_to_double(T* from, double* to) const {
+        for (int64_t d = 0; d < D; ++d) to[d] += double(from[d]);
+        set_zero(from, D);
     }
 
     template <typename From>
