@@ -93,8 +93,7 @@ def mixture_attention(
         lse_i = log sum_jr pi_jr e_ijr exp(mask_ij), hard log sum_j max_r e_ijr: (B, Hq, L),
         float32 or float64, -inf where no key is left. See :func:`merge_attention`.
     """
-    if value is None:
-        validation.tensor("value", value, "BHSE")
+    validation.required("value", value, "BHSE")
     inputs = validate_inputs(
         query,
         keys,
@@ -170,8 +169,7 @@ def shifted_mixture_attention(
     """
     validation.tensor("key", key, "BHSD")
     validation.tensor("shifts", shifts, "HMD")
-    if value is None:
-        validation.tensor("value", value, "BHSE")
+    validation.required("value", value, "BHSE")
     inputs = validate_inputs(
         query,
         key.unsqueeze(2),

@@ -133,7 +133,7 @@ class AttentionInputs(NamedTuple):
 
     def in_dtype(self, dtype: torch.dtype) -> "AttentionInputs":
         """The same inputs in a dtype; what is finite stays finite."""
-        others = {
+        others: dict[str, Any] = {
             name: masks.to_dtype(x, dtype)
             for name, x in zip(self._fields, self, strict=True)
             if isinstance(x, Tensor) and x.dtype != dtype and x.is_floating_point()

@@ -212,7 +212,8 @@ def _decode(inputs: AttentionInputs) -> tuple[Tensor, Tensor | None]:
     modes = (inputs.kernel == "dot", inputs.is_hard)
     if is_eager and not inputs.return_lse:
         return cpu_kernels.decode(*tensors, *modes, with_lse=False)[0], None
-    out, lse = (cpu_kernels.decode if is_eager else torch.ops.mgk.cpu_decode)(*tensors, *modes)
+    decode: Any = cpu_kernels.decode if is_eager else torch.ops.mgk.cpu_decode
+    out, lse = decode(*tensors, *modes)
     return out, lse + uniform if inputs.return_lse else None
 
 

@@ -45,10 +45,8 @@ class AttentionParams(ctypes.Structure):
     """The struct of the same name in csrc/params.h."""
 
     _fields_ = (
-        *_fields(
-            "batch_size num_heads group num_components first_head num_queries num_keys num_features value_width",
-            ctypes.c_int64,
-        ),
+        *_fields("batch_size num_heads group num_components first_row first_key", ctypes.c_int64),
+        *_fields("num_queries num_keys num_features value_width", ctypes.c_int64),
         *_fields("is_shared is_hard left right is_double num_threads", ctypes.c_int64),
         *_fields("query keys query_bias key_bias value mask", ctypes.c_void_p),
         ("mask_is_bool", ctypes.c_int64),
