@@ -156,3 +156,18 @@ def test_debug_shows_the_traceback(tmp_path):
     result = run("train", "--debug", "lstops")
     assert result.returncode == 2
     assert "Traceback" in result.stderr
+
+
+def test_kv_heads_are_shared_by_query_heads(tmp_path):
+    options = ("--attention", "smgk", "--heads", "4", "--kv-heads", "2", "--set=training.max_steps=2")
+    done = run("train", "listops", "--preset", "smoke", *FIELDS, *options, "--out", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    config = json.loads((tmp_path / "run" / "model" / "config.json").read_text())
+    assert (config["num_attention_heads"], config["num_key_value_heads"]) == (4, 2)
+
+
+def test_kv_heads_that_do_not_divide_the_heads_are_refused(tmp_path):
+    options = ("--heads", "4", "--kv-heads", "3")
+    line = failed(run("train", "listops", "--preset", "smoke", *options, "--out", tmp_path / "run"), 2)
+    assert "num_key_value_heads" in line
+    assert not (tmp_path / "run").exists()

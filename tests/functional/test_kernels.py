@@ -66,6 +66,35 @@ def test_a_variance_that_positions_share_with_every_instruction_set(instruction_
         assert max(largest_errors(rough, truth).values()) < 2e-5
 
 
+@pytest.mark.parametrize("window", [None, 9])
+@pytest.mark.parametrize(("mask", "prior"), [(None, None), ("key", "component"), ("pair", "position")])
+def test_segments_that_are_calls_of_their_own(instruction_set, monkeypatch, mask, prior, window):
+    # 32 positions or more in the mean, and enough segments for all threads
+    ids = torch.repeat_interleave(torch.arange(5), torch.tensor([40, 1, 65, 33, 61])).expand(2, -1)
+    sweep = itertools.product(FUNCTIONS, (False, True), ("soft", "hard"))
+    for function, is_causal, e_step in sweep:
+        options = {"prior": prior, "mask": mask, "is_causal": is_causal, "e_step": e_step}
+        case = make_case(function, sizes=(2, 2, 200, 200, 13, 18, 2), **options)
+        case.options |= {"segment_ids": ids, "window": window}
+        truth = case.run("reference")
+        for threads in (1, 11):  # the latter: tiles
+            monkeypatch.setattr(cpu_kernels, "_num_threads", lambda work, threads=threads: threads)
+            assert max(largest_errors(case.run("cpu"), truth).values()) < 1e-10
+            assert max(largest_errors(case.run("cpu", torch.float32), truth).values()) < 2e-5
+
+
+def test_dropout_does_not_depend_on_how_segments_are_computed(monkeypatch):
+    ids = torch.repeat_interleave(torch.arange(3), torch.tensor([40, 97, 63]))[None]
+    query, value = torch.randn(1, 1, 200, 8), torch.randn(1, 1, 200, 8)
+    outs = []
+    for threads in (1, 11):
+        monkeypatch.setattr(cpu_kernels, "_num_threads", lambda work, threads=threads: threads)
+        torch.manual_seed(0)
+        options = {"segment_ids": ids, "dropout_p": 0.5, "backend": "cpu"}
+        outs.append(mgk.mixture_attention(query, torch.stack([query, value], 2), value, **options))
+    torch.testing.assert_close(*outs)
+
+
 @pytest.mark.parametrize("length", [1, 7, 63, 500, 1000])
 @pytest.mark.parametrize("function", FUNCTIONS)
 @pytest.mark.parametrize("width", [32, 256])

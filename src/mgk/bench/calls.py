@@ -86,14 +86,14 @@ def make_inputs(
 def attend(name: str, x: Inputs, **options: Any) -> Any:
     """The output of a variant; ``options`` are those of the public function."""
     spec = spec_of(name)
+    if spec.is_shifted and not spec.is_linear:
+        options = {"e_step": "hard" if name.endswith(HARD) else "soft", **options}
+        return shifted_mixture_attention(x.query, x.key, x.shifts, x.value, x.log_prior, **options)
     keys, log_prior = x.components(name)
     if spec.is_linear:
         keys = keys + x.shifts[None, :, :, None] if spec.is_shifted else keys
         return linear_mixture_attention(x.query, keys, x.value, log_prior, **options)
     e_step: Any = "hard" if name.endswith(HARD) else "soft"
-    if spec.is_shifted:
-        options = {"e_step": e_step, **options}
-        return shifted_mixture_attention(x.query, x.key, x.shifts, x.value, x.log_prior, **options)
     kernel: Any = "gaussian" if spec.is_mixture else "dot"
     options = {"kernel": kernel, "e_step": e_step, **options}
     return mixture_attention(x.query, keys, x.value, log_prior, **options)

@@ -48,12 +48,8 @@ struct Backward {
             const T inverse = T(1) / static_cast<const T*>(p.row_sum)[q];
             const T* out = static_cast<const T*>(p.out) + q * t.E;
             T* row = grad + q * t.value_stride;
-            double sum = 0;
-            for (int64_t e = 0; e < t.E; ++e) {
-                row[e] *= inverse;
-                sum += double(row[e]) * double(out[e]);
-            }
-            delta[q] = T(sum - d_lse_of(q) * double(inverse));
+            for (int64_t e = 0; e < t.value_stride; e += Simd<T>::W) store<T>(row + e, load<T>(row + e) * inverse);
+            delta[q] = T(dot_in_double(row, out, t.E) - d_lse_of(q) * double(inverse));
         }
     }
 
@@ -138,21 +134,19 @@ struct Backward {
     }
 
     void sum_ranges(int64_t head) const {
-        for (int64_t i = 0; i < L; ++i)
-            for (int64_t d = 0; d < t.F; ++d) {
-                T sum = 0;
-                for (int64_t split = 0; split < splits; ++split)
-                    sum += d_query[((split * t.query_heads + head) * L + i) * t.feature_stride + d];
-                static_cast<T*>(p.d_query)[(head * L + i) * t.F + d] = sum;
-            }
-        for (int64_t i = 0; i < biases * L; ++i) {
-            T sum = 0;
-            for (int64_t split = 0; split < splits; ++split)
-                sum += d_query_bias[(split * t.query_heads + head) * biases * L + i];
-            static_cast<T*>(p.d_query_bias)[head * biases * L + i] = sum;
-        }
+        sum_rows(d_query, t.feature_stride, t.F, head * L, static_cast<T*>(p.d_query));
+        if (biases) sum_rows(d_query_bias, biases, biases, head * L, static_cast<T*>(p.d_query_bias));
         if (p.d_score_affine)
             for (int64_t i = 0; i < L; ++i) affine_gradient(head, i);
+    }
+
+    // The sums over all ranges of L rows of `width` numbers, from row `first` on.
+    void sum_rows(const T* from, int64_t stride, int64_t width, int64_t first, T* to) const {
+        copy_unpadded(from + first * stride, L, stride, width, to + first * width);
+        for (int64_t split = 1; split < splits; ++split) {
+            const T* rows = from + (split * t.query_heads * L + first) * stride;
+            for (int64_t i = 0; i < L; ++i) add_scaled(to + (first + i) * width, rows + i * stride, T(1), width);
+        }
     }
 
     // da_ir = sum_j ds_ijr s_ijr and db_ir = sum_j ds_ijr of a_ir s_ijr + b_ir. Rounding, most of it of delta_i, leaves

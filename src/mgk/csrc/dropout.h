@@ -22,9 +22,9 @@ inline void random_factors(uint64_t seed, uint64_t row, uint32_t first, int64_t 
 // For the weights of query i and the tile's keys.
 template <typename T>
 void dropout_factors(const ScoreTile<T>& x, int64_t i, T* factors) {
-    const uint64_t query = static_cast<uint64_t>((x.t.p.first_head + x.queries.head) * x.t.L + x.queries.first + i);
+    const uint64_t query = static_cast<uint64_t>(x.t.p.first_row + x.queries.head * x.t.L + x.queries.first + i);
     const AttentionParams& p = x.t.p;
-    random_factors(p.dropout_seed, query, static_cast<uint32_t>(x.tile * KEYS), p.dropout_threshold, factors);
+    random_factors(p.dropout_seed, query, static_cast<uint32_t>(p.first_key + x.tile * KEYS), p.dropout_threshold, factors);
 }
 
 template <typename T>

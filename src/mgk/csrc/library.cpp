@@ -188,7 +188,7 @@ EXPORT double mgk_run_part(int64_t part, int64_t rounds, int64_t threads, int64_
 // What the library says about itself: texts that live as long as it does.
 EXPORT int64_t mgk_max_components() { return MAX_COMPONENTS; }
 EXPORT int64_t mgk_reads_float16() {
-#if defined(__FLT16_MANT_DIG__)
+#if defined(MGK_FLOAT16)
     return true;
 #else
     return false;

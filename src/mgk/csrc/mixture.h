@@ -22,9 +22,9 @@ inline void narrow(float x, BFloat16& to) {
     const bool is_nan = (bits & 0x7fffffff) > 0x7f800000;
     to.bits = is_nan ? 0x7fc0 : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;  // to the nearest, ties to even
 }
-#if defined(__FLT16_MANT_DIG__)
-inline float widen(_Float16 x) { return x; }
-inline void narrow(float x, _Float16& to) { to = _Float16(x); }
+#if defined(MGK_FLOAT16)
+inline float widen(MGK_FLOAT16 x) { return x; }
+inline void narrow(float x, MGK_FLOAT16& to) { to = MGK_FLOAT16(x); }
 #endif
 
 constexpr int64_t MEDIAN_SAMPLE = 64;  // keys: enough for a centre, which need not be exact
@@ -36,21 +36,28 @@ inline T finite_sum(T a, T b) {
     return sum == NEG_INF<T> && a != sum && b != sum ? std::numeric_limits<T>::lowest() : sum;
 }
 
+// A part of a call: heads from `first_head` on, or of one that head one segment.
+struct Piece {
+    int64_t first_head, heads, start, length;  // positions from `start` on; all: length = num_keys
+};
+
 // `heads` key heads of all batch entries, from `first_head` on; a `head` is counted from it. G query heads read each.
 template <typename E>
 struct Mixture {
     using T = std::conditional_t<std::is_same<E, double>::value, double, float>;
 
     const MixtureParams& p;
-    const int64_t first_head, heads, threads, G, M, L, S, D, products;
+    const bool is_segment;
+    const int64_t first_head, heads, start, threads, G, M, L, S, D, products;
     const T inverse;                      // 1 / sigma^2
     Buffer<T> query, keys, value;         // [head][G][L][D], [head][products][S][D], [head][S][E]
     Buffer<T> biases_of_query, key_bias;  // [head][G][M][L] if shifted, [head][M][S]
     Buffer<T> shifts;                     // [head][M][D], less their mean
 
-    Mixture(const MixtureParams& params, int64_t first_head, int64_t heads, int64_t threads)
-        : p(params), first_head(first_head), heads(heads), threads(threads), G(p.group), M(p.num_components),
-          L(p.num_queries), S(p.num_keys), D(p.key_width), products(p.shifts ? 1 : M), inverse(T(1 / p.variance)),
+    Mixture(const MixtureParams& params, const Piece& piece, int64_t threads)
+        : p(params), is_segment(piece.length < p.num_keys), first_head(piece.first_head), heads(piece.heads),
+          start(piece.start), threads(threads), G(p.group), M(p.num_components),
+          L(is_segment ? piece.length : p.num_queries), S(piece.length), D(p.key_width), products(p.shifts ? 1 : M), inverse(T(1 / p.variance)),
           query(heads * G * L * D),
           keys(heads * products * S * D), value(heads * S * p.value_width),
           biases_of_query(p.shifts ? heads * G * M * L : 1), key_bias(heads * M * S), shifts(p.shifts ? heads * M * D : 1) {
@@ -60,10 +67,10 @@ struct Mixture {
     AttentionParams features() const {
         AttentionParams a = {};
         a.batch_size = heads == 1 ? 1 : p.batch_size, a.num_heads = heads == 1 ? 1 : p.num_heads;
-        a.group = G, a.first_head = first_head * G, a.num_components = M, a.num_queries = L;
+        a.group = G, a.first_row = first_row(), a.first_key = start, a.num_components = M, a.num_queries = L;
         a.num_keys = S, a.num_features = D, a.value_width = p.value_width, a.num_threads = threads;
         a.is_shared = p.shifts != nullptr, a.is_hard = p.is_hard, a.left = p.left, a.right = p.right;
-        if (p.segment_starts) {
+        if (p.segment_starts && !is_segment) {
             a.segment_starts = p.segment_starts + batch_of(0) * S;
             a.segment_ends = p.segment_ends + batch_of(0) * S;
         }
@@ -71,17 +78,18 @@ struct Mixture {
         a.query = query, a.keys = keys, a.key_bias = key_bias, a.value = value;
         if (p.shifts) a.query_bias = biases_of_query;
         if (p.mask && !p.is_key_mask) {
-            const int64_t start = batch_of(0) * p.mask_strides[0] + head_of(0) * G * p.mask_strides[1];
-            a.mask = static_cast<const char*>(p.mask) + start * (p.mask_is_bool ? 1 : sizeof(T));
+            const int64_t at = batch_of(0) * p.mask_strides[0] + head_of(0) * G * p.mask_strides[1] +
+                               start * (p.mask_strides[2] + p.mask_strides[3]);
+            a.mask = static_cast<const char*>(p.mask) + at * (p.mask_is_bool ? 1 : sizeof(T));
             a.mask_is_bool = p.mask_is_bool;
             std::memcpy(a.mask_strides, p.mask_strides, sizeof a.mask_strides);
         }
         a.dropout_seed = p.dropout_seed, a.dropout_threshold = p.dropout_threshold;
-        a.out = static_cast<T*>(p.out) + first_head * G * L * p.value_width;
-        a.row_max = static_cast<T*>(p.row_max) + first_head * G * L;
-        a.row_sum = static_cast<T*>(p.row_sum) + first_head * G * L;
-        if (p.lse) a.lse = static_cast<T*>(p.lse) + first_head * G * L;
-        if (p.d_lse) a.d_lse = static_cast<const T*>(p.d_lse) + first_head * G * L;
+        a.out = static_cast<T*>(p.out) + first_row() * p.value_width;
+        a.row_max = static_cast<T*>(p.row_max) + first_row();
+        a.row_sum = static_cast<T*>(p.row_sum) + first_row();
+        if (p.lse) a.lse = static_cast<T*>(p.lse) + first_row();
+        if (p.d_lse) a.d_lse = static_cast<const T*>(p.d_lse) + first_row();
         return a;
     }
 
@@ -92,12 +100,12 @@ struct Mixture {
             for_all(heads * G, threads, [&](int64_t head) { subtract_norms(head, static_cast<T*>(a.lse) + head * L); });
     }
 
-    // d_shifts: [head of all][M][D], for the caller to sum over the batch.
-    void backward(double* d_shifts) const {
+    // d_shifts [head][M][D] and d_prior [head][M], where positions share it, are for the caller to sum.
+    void backward(double* d_shifts, double* d_prior) const {
         Buffer<T> d_query(heads * G * L * D), d_keys(heads * products * S * D), d_key_bias(heads * M * S);
         Buffer<T> d_biases_of_query(p.shifts ? heads * G * M * L : 1), d_value(heads * S * p.value_width);
         AttentionParams a = features();
-        a.grad = static_cast<const T*>(p.grad) + first_head * G * L * p.value_width;
+        a.grad = static_cast<const T*>(p.grad) + first_row() * p.value_width;
         a.d_query = d_query, a.d_keys = d_keys, a.d_key_bias = d_key_bias, a.d_value = d_value;
         if (p.shifts) a.d_query_bias = d_biases_of_query;
         run(a, Mode::BACKWARD);
@@ -107,22 +115,25 @@ struct Mixture {
             const T* d_bias = d_key_bias + head * M * S;
             const T* d_query_bias = d_biases_of_query + (p.shifts ? head * G * M * L : 0);
             if (p.shifts) {
-                through_shifts(head, dq, dk, d_query_bias, d_bias, d_shifts + (first_head + head) * M * D);
+                through_shifts(head, dq, dk, d_query_bias, d_bias, d_shifts + head * M * D);
             } else if (!p.is_dot) {
-                for (int64_t j = 0; j < M * S; ++j) add_scaled(dk + j * D, keys_of(head) + j * D, -d_bias[j] * inverse);
+                for (int64_t j = 0; j < M * S; ++j) add_scaled(dk + j * D, keys_of(head) + j * D, -d_bias[j] * inverse, D);
             }
             for (int64_t x = 0; x < G * L * D; ++x) dq[x] *= inverse;
             if (a.d_lse && !p.is_dot) through_norms(head, a, dq);
-            round(dq, G * L * D, p.d_query, head);
-            round(dk, products * S * D, p.d_keys, head);
-            round<T>(d_value + head * S * p.value_width, S * p.value_width, p.d_value, head);
-            if (p.d_log_prior) prior_gradient(head, d_query_bias, d_bias);
+            const int64_t first = (first_head + head) * products, E_ = p.value_width;
+            round(dq, G * L * D, p.d_query, (first_row() + head * G * L) * D);
+            for (int64_t r = 0; r < products; ++r)
+                round(dk + r * S * D, S * D, p.d_keys, ((first + r) * p.num_keys + start) * D);
+            round<T>(d_value + head * S * E_, S * E_, p.d_value, ((first_head + head) * p.num_keys + start) * E_);
+            if (p.d_log_prior) prior_gradient(head, d_query_bias, d_bias, d_prior + head * M);
         });
     }
 
   private:
     int64_t batch_of(int64_t head) const { return (first_head + head) / p.num_heads; }
     int64_t head_of(int64_t head) const { return (first_head + head) % p.num_heads; }
+    int64_t first_row() const { return first_head * G * p.num_queries + start; }  // of the queries of all heads
     T* keys_of(int64_t head) const { return keys + head * products * S * D; }
 
     template <int N>
@@ -145,7 +156,7 @@ struct Mixture {
         for (int64_t q = 0; q < G * L; ++q) {
             const int64_t at = head * G * L + q;
             if (static_cast<const T*>(a.row_max)[at] == -NEG_INF<T>) continue;
-            add_scaled(dq + q * D, query + at * D, -static_cast<const T*>(a.d_lse)[at]);
+            add_scaled(dq + q * D, query + at * D, -static_cast<const T*>(a.d_lse)[at], D);
         }
     }
 
@@ -171,7 +182,7 @@ struct Mixture {
     // log pi_jr, normalised over r where asked for
     T prior_of(int64_t b, int64_t h, int64_t r, int64_t j) const {
         const int64_t* strides = p.log_prior_strides;
-        return static_cast<const T*>(p.log_prior)[b * strides[0] + h * strides[1] + r * strides[2] + j * strides[3]];
+        return static_cast<const T*>(p.log_prior)[b * strides[0] + h * strides[1] + r * strides[2] + (start + j) * strides[3]];
     }
 
     T prior_normaliser(int64_t b, int64_t h) const {
@@ -194,9 +205,9 @@ struct Mixture {
         for (int64_t r = 0; r < M; ++r)
             for (int64_t j = 0; j < S; ++j) bias[r * S + j] = has_prior ? prior_of(b, h, r, j) - normaliser : T(0);
         if (!p.mask || !p.is_key_mask) return;
-        const int64_t start = b * p.mask_strides[0] + h * p.mask_strides[1];
+        const int64_t first = b * p.mask_strides[0] + h * p.mask_strides[1] + start * p.mask_strides[3];
         for (int64_t j = 0; j < S; ++j) {
-            const int64_t at = start + j * p.mask_strides[3];
+            const int64_t at = first + j * p.mask_strides[3];
             const T added = !p.mask_is_bool ? static_cast<const T*>(p.mask)[at]
                             : static_cast<const unsigned char*>(p.mask)[at] ? T(0) : NEG_INF<T>;
             for (int64_t r = 0; r < M; ++r) bias[r * S + j] = finite_sum(bias[r * S + j], added);
@@ -212,12 +223,12 @@ struct Mixture {
     // Any centre gives the same scores: the mean live key or, if causal, the first, unless it is near 0. In a window or
     // in segments it is a median: no key is seen by every query.
     void set_centre(int64_t head, T* centre) const {
-        const E* from = row_of<4>(p.keys, p.key_strides, batch_of(head), head_of(head));
+        const E* from = row_of<4>(p.keys, p.key_strides, batch_of(head), head_of(head)) + start * p.key_strides[3];
         const T* bias = key_bias + head * M * S;
         const bool is_causal = p.right == 0;
         set_zero(centre, D);
         if (p.is_dot) return;
-        if (p.left >= 0 || p.right > 0 || p.segment_starts) return set_median(from, bias, centre);
+        if (p.left >= 0 || p.right > 0 || (p.segment_starts && !is_segment)) return set_median(from, bias, centre);
         int64_t count = 0;
         for (int64_t j = 0; j < S && !(is_causal && count); ++j) {
             if (!is_live(bias, j)) continue;
@@ -251,29 +262,35 @@ struct Mixture {
 
     void set_keys(int64_t head, const T* centre) {
         const int64_t b = batch_of(head), h = head_of(head), E_ = p.value_width;
-        const E* from = row_of<4>(p.keys, p.key_strides, b, h);
+        const E* from = row_of<4>(p.keys, p.key_strides, b, h) + start * p.key_strides[3];
+        const E* values = row_of<3>(p.value, p.value_strides, b, h) + start * p.value_strides[2];
         T* bias = key_bias + head * M * S;
         T half_shift[MAX_COMPONENTS] = {};
         const T* shift = shifts + (p.shifts ? head * M * D : 0);
         if (p.shifts)
-            for (int64_t r = 0; r < M; ++r) half_shift[r] = dot(shift + r * D, shift + r * D) / 2;
+            for (int64_t r = 0; r < M; ++r) half_shift[r] = dot(shift + r * D, shift + r * D, D) / 2;
         for (int64_t j = 0; j < S; ++j) {
             const bool live = is_live(bias, j);  // what a dead key and its value hold is not read
-            const E* v = row_of<3>(p.value, p.value_strides, b, h) + j * p.value_strides[2];
             T* to_value = value + (head * S + j) * E_;
-            for (int64_t e = 0; e < E_; ++e) to_value[e] = live ? widen(v[e]) : T(0);
+            copy_row(values + j * p.value_strides[2], live ? E_ : 0, E_, to_value);
             for (int64_t r = 0; r < products; ++r) {
-                const E* k = from + r * p.key_strides[2] + j * p.key_strides[3];
                 T* y = keys_of(head) + (r * S + j) * D;
-                for (int64_t d = 0; d < D; ++d) y[d] = live ? widen(k[d]) - centre[d] : T(0);
+                copy_row(from + r * p.key_strides[2] + j * p.key_strides[3], live ? D : 0, D, y);
+                if (live) add_scaled(y, centre, T(-1), D);
                 if (p.is_dot) continue;
-                const T half_norm = dot(y, y) / 2;
+                const T half_norm = dot(y, y, D) / 2;
                 if (!p.shifts) bias[r * S + j] = finite_sum(bias[r * S + j], -half_norm * inverse);
                 for (int64_t c = 0; p.shifts && c < M; ++c)
                     bias[c * S + j] = finite_sum(
-                        bias[c * S + j], -(half_norm + half_shift[c] + dot(y, shift + c * D)) * inverse);
+                        bias[c * S + j], -(half_norm + half_shift[c] + dot(y, shift + c * D, D)) * inverse);
             }
         }
+    }
+
+    // The first `filled` elements of a row of `width`, the rest 0.
+    static void copy_row(const E* from, int64_t filled, int64_t width, T* to) {
+        for (int64_t d = 0; d < filled; ++d) to[d] = widen(from[d]);
+        for (int64_t d = filled; d < width; ++d) to[d] = 0;
     }
 
     void set_queries(int64_t head, const T* centre, const T* mean_shift) {
@@ -281,111 +298,133 @@ struct Mixture {
         const T normaliser = has_query_prior() ? prior_normaliser(b, h) : T(0);
         for (int64_t q = 0; q < G * L; ++q) {
             const int64_t g = q / L, i = q % L;
-            const E* from = row_of<3>(p.query, p.query_strides, b, h * G + g) + i * p.query_strides[2];
+            const E* from = row_of<3>(p.query, p.query_strides, b, h * G + g) + (start + i) * p.query_strides[2];
             T* x = query + (head * G * L + q) * D;
-            for (int64_t d = 0; d < D; ++d) x[d] = (widen(from[d]) - centre[d] - mean_shift[d]) * inverse;
+            copy_row(from, D, D, x);
+            add_scaled(x, centre, T(-1), D);
+            add_scaled(x, mean_shift, T(-1), D);
+            for (int64_t d = 0; d < D; ++d) x[d] *= inverse;
             for (int64_t r = 0; p.shifts && r < M; ++r) {
                 const T prior = has_query_prior() ? prior_of(b, h, r, 0) - normaliser : T(0);
-                biases_of_query[((head * G + g) * M + r) * L + i] = dot(x, shifts + (head * M + r) * D) + prior;
+                biases_of_query[((head * G + g) * M + r) * L + i] = dot(x, shifts + (head * M + r) * D, D) + prior;
             }
         }
     }
 
-    // Four sums at once: shorter sums round less, and none waits for the one before it.
-    T dot(const T* a, const T* b) const {
-        T sums[4] = {};
-        int64_t d = 0;
-        for (; d + 4 <= D; d += 4)
-            for (int64_t i = 0; i < 4; ++i) sums[i] += a[d + i] * b[d + i];
-        for (; d < D; ++d) sums[0] += a[d] * b[d];
-        return (sums[0] + sums[1]) + (sums[2] + sums[3]);
-    }
-
-    void add_scaled(T* to, const T* from, T factor) const {
-        for (int64_t d = 0; d < D; ++d) to[d] += factor * from[d];
-    }
-
-    // Through query_bias_ir = x_i . b_r and key_bias_jr = -|y_j + b_r|^2 / (2 sigma^2).
+    // Through query_bias_ir = x_i . b_r and key_bias_jr = -|y_j + b_r|^2 / (2 sigma^2). A shift's gradient is summed over
+    // some rows, then in double.
     void through_shifts(int64_t head, T* dq, T* dk, const T* d_query_bias, const T* d_bias, double* d_shift) const {
-        const T* shift = shifts + head * M * D;
+        Buffer<T> sums(D);
+        set_zero(sums + 0, D);
         for (int64_t r = 0; r < M; ++r) {
-            const T* b = shift + r * D;
+            const T* b = shifts + (head * M + r) * D;
             for (int64_t d = 0; d < D; ++d) d_shift[r * D + d] = 0;
             for (int64_t q = 0; q < G * L; ++q) {
                 const T g = d_query_bias[(q / L * M + r) * L + q % L];
-                const T* x = query + (head * G * L + q) * D;
-                add_scaled(dq + q * D, b, g);
-                for (int64_t d = 0; d < D; ++d) d_shift[r * D + d] += double(g) * x[d];
+                add_scaled(dq + q * D, b, g, D);
+                add_scaled(sums + 0, query + (head * G * L + q) * D, g, D);
+                if (q % ROWS_PER_SUM == ROWS_PER_SUM - 1 || q == G * L - 1) move_to_double(sums, d_shift + r * D);
             }
             for (int64_t j = 0; j < S; ++j) {
                 const T g = -d_bias[r * S + j] * inverse;
                 const T* y = keys_of(head) + j * D;
-                for (int64_t d = 0; d < D; ++d) {
-                    const T along = g * (y[d] + b[d]);
-                    dk[j * D + d] += along;
-                    d_shift[r * D + d] += double(along);
-                }
+                add_scaled(dk + j * D, y, g, D);
+                add_scaled(dk + j * D, b, g, D);
+                add_scaled(sums + 0, y, g, D);
+                add_scaled(sums + 0, b, g, D);
+                if (j % ROWS_PER_SUM == ROWS_PER_SUM - 1 || j == S - 1) move_to_double(sums, d_shift + r * D);
             }
         }
     }
 
+    void move_to_double(T* from, double* to) const {
+        for (int64_t d = 0; d < D; ++d) to[d] += double(from[d]);
+        set_zero(from, D);
+    }
+
     template <typename From>
-    void round(const From* from, int64_t size, void* to, int64_t head) const {
-        E* target = static_cast<E*>(to) + (first_head + head) * size;
+    void round(const From* from, int64_t size, void* to, int64_t first) const {
+        E* target = static_cast<E*>(to) + first;
         for (int64_t x = 0; x < size; ++x) narrow(from[x], target[x]);
     }
 
-    // d_log_prior: [head][M][S], or [head][M] where positions share the prior, then less what normalising removes.
-    void prior_gradient(int64_t head, const T* d_query_bias, const T* d_bias) const {
-        const int64_t b = batch_of(head), h = head_of(head);
-        if (p.log_prior_strides[3] != 0) {
-            std::memcpy(static_cast<T*>(p.d_log_prior) + (first_head + head) * M * S, d_bias, M * S * sizeof(T));
-            return;
-        }
-        double sums[MAX_COMPONENTS], total = 0;
+    // To [head][M][S], or to `sums` [M] where positions share the prior.
+    void prior_gradient(int64_t head, const T* d_query_bias, const T* d_bias, double* sums) const {
         for (int64_t r = 0; r < M; ++r) {
+            T* to = static_cast<T*>(p.d_log_prior) + ((first_head + head) * M + r) * p.num_keys + start;
+            if (p.log_prior_strides[3] != 0) {
+                std::memcpy(to, d_bias + r * S, S * sizeof(T));
+                continue;
+            }
             sums[r] = 0;
             for (int64_t q = 0; has_query_prior() && q < G * L; ++q)
                 sums[r] += double(d_query_bias[(q / L * M + r) * L + q % L]);
             for (int64_t j = 0; !has_query_prior() && j < S; ++j) sums[r] += double(d_bias[r * S + j]);
-            total += sums[r];
         }
+        if (!p.normalises_prior || p.log_prior_strides[3] != 0) return;
+        const int64_t b = batch_of(head), h = head_of(head);
         const T normaliser = prior_normaliser(b, h);
-        for (int64_t r = 0; r < M; ++r) {
-            const double share = p.normalises_prior ? std::exp(double(prior_of(b, h, r, 0) - normaliser)) : 0.0;
-            static_cast<T*>(p.d_log_prior)[(first_head + head) * M + r] = T(sums[r] - share * total);
-        }
+        double total = 0;
+        for (int64_t r = 0; r < M; ++r) total += sums[r];
+        for (int64_t r = 0; r < M; ++r) sums[r] -= std::exp(double(prior_of(b, h, r, 0) - normaliser)) * total;
     }
 };
 
-// Many short heads are calls of their own, each in the cache of one thread; otherwise the threads share each head.
+// Many short heads, or segments of some length, are calls of their own, each in the cache of one thread; otherwise the
+// threads share each head.
+inline std::vector<Piece> pieces_of(const MixtureParams& p) {
+    constexpr int64_t SHORT = 1 << 16;  // elements of a piece's keys
+    constexpr int64_t FILLING = 32;     // positions: tiles of shorter segments would be empty for the most part
+    const int64_t heads = p.batch_size * p.num_heads, S = p.num_keys, longest = SHORT / (p.num_components * p.key_width);
+    std::vector<Piece> pieces;
+    if (p.segment_starts && p.group == 1 && p.num_queries == S) {
+        bool are_short = true;
+        for (int64_t head = 0; head < heads && are_short; ++head)
+            for (int64_t start = 0, end; start < S && are_short; start = end) {
+                end = min_of(S, max_of(start + 1, p.segment_ends[head / p.num_heads * S + start]));
+                pieces.push_back({head, 1, start, end - start});
+                are_short = end - start <= longest;
+            }
+        const int64_t count = pieces.size();
+        if (are_short && count >= 2 * p.num_threads && count * FILLING <= heads * S) return pieces;
+        pieces.clear();
+    }
+    if (S > longest || heads < 2 * p.num_threads) return {{0, heads, 0, S}};
+    for (int64_t head = 0; head < heads; ++head) pieces.push_back({head, 1, 0, S});
+    return pieces;
+}
+
 template <typename E>
 void run_mixture(const MixtureParams& p, Mode mode) {
-    constexpr int64_t SHORT = 1 << 16;  // elements of a head's keys
-    const int64_t heads = p.batch_size * p.num_heads, shift_size = p.shifts ? p.num_components * p.key_width : 0;
-    const bool is_short = p.num_components * p.num_keys * p.key_width <= SHORT;
-    const bool is_apart = is_short && heads >= 2 * p.num_threads;
-    const int64_t at_once = is_apart ? 1 : heads;
-    Buffer<double> d_shifts(mode == Mode::BACKWARD ? heads * shift_size + 1 : 1);
-    for_all(heads / at_once, is_apart ? p.num_threads : 1, [&](int64_t task) {
-        const Mixture<E> mixture(p, task, at_once, is_apart ? 1 : p.num_threads);
-        mode == Mode::FORWARD ? mixture.forward() : mixture.backward(d_shifts);
+    using T = typename Mixture<E>::T;
+    const std::vector<Piece> pieces = pieces_of(p);
+    const int64_t heads = p.batch_size * p.num_heads, M = p.num_components, tasks = pieces.size();
+    const int64_t threads = tasks > 1 ? 1 : p.num_threads, size = p.shifts ? M * p.key_width : 0;
+    const int64_t parts = mode == Mode::BACKWARD ? max_of(heads, tasks) : 0;
+    Buffer<double> d_shifts(parts * size + 1), d_prior(parts * M + 1);
+    for_all(tasks, tasks > 1 ? p.num_threads : 1, [&](int64_t task) {
+        const Mixture<E> mixture(p, pieces[task], threads);
+        mode == Mode::FORWARD ? mixture.forward() : mixture.backward(d_shifts + task * size, d_prior + task * M);
     });
-    if (mode == Mode::FORWARD || !p.shifts) return;
-    const int64_t size = p.num_heads * shift_size;
-    for (int64_t x = 0; x < size; ++x) {  // over the batch in order: the threads do not change the result
-        double sum = 0;
-        for (int64_t b = 0; b < p.batch_size; ++b) sum += d_shifts[b * size + x];
-        narrow(typename Mixture<E>::T(sum), static_cast<E*>(p.d_shifts)[x]);
+    if (mode == Mode::FORWARD) return;
+    const bool has_shared_prior = p.d_log_prior && p.log_prior_strides[3] == 0;
+    // the sums of the parts in order: the threads do not change the result
+    std::vector<double> shift_sums(p.num_heads * size), prior_sums(heads * M);
+    for (int64_t part = 0; part < parts; ++part) {
+        const int64_t head = tasks > 1 ? pieces[part].first_head : part;
+        for (int64_t x = 0; x < size; ++x) shift_sums[head % p.num_heads * size + x] += d_shifts[part * size + x];
+        for (int64_t r = 0; has_shared_prior && r < M; ++r) prior_sums[head * M + r] += d_prior[part * M + r];
     }
+    for (int64_t x = 0; x < p.num_heads * size; ++x) narrow(T(shift_sums[x]), static_cast<E*>(p.d_shifts)[x]);
+    for (int64_t x = 0; has_shared_prior && x < heads * M; ++x) static_cast<T*>(p.d_log_prior)[x] = T(prior_sums[x]);
 }
 
 void run_mixture(const MixtureParams& p, Mode mode) {
     switch (static_cast<Dtype>(p.dtype)) {
         case Dtype::FLOAT64: return run_mixture<double>(p, mode);
         case Dtype::BFLOAT16: return run_mixture<BFloat16>(p, mode);
-#if defined(__FLT16_MANT_DIG__)
-        case Dtype::FLOAT16: return run_mixture<_Float16>(p, mode);
+#if defined(MGK_FLOAT16)
+        case Dtype::FLOAT16: return run_mixture<MGK_FLOAT16>(p, mode);
 #endif
         default: return run_mixture<float>(p, mode);
     }

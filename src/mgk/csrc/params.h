@@ -15,6 +15,13 @@ enum class Dtype { FLOAT64, FLOAT32, BFLOAT16, FLOAT16 };  // the order of _DTYP
 
 enum class Part { MULTIPLY_ADD, SCORES, SOFTMAX, VALUES };  // the order of PARTS in backends/cpu_kernels.py
 
+// GCC knows _Float16 in C++ from version 12 on, for AArch64 from 13.
+#if defined(__aarch64__)
+#define MGK_FLOAT16 __fp16
+#elif defined(__FLT16_MANT_DIG__)
+#define MGK_FLOAT16 _Float16
+#endif
+
 template <int DIMENSIONS>
 using Strides = int64_t[DIMENSIONS];  // in elements
 
@@ -24,7 +31,8 @@ using Strides = int64_t[DIMENSIONS];  // in elements
     FIELD(int64_t, num_heads) /* H */                                                                                \
     FIELD(int64_t, group)     /* G */                                                                                \
     FIELD(int64_t, num_components)                                                                                   \
-    FIELD(int64_t, first_head) /* of a part of a call: what the dropout of its heads is counted from */              \
+    FIELD(int64_t, first_row) /* of a part of a call: where its queries and keys are in the whole, for dropout */    \
+    FIELD(int64_t, first_key)                                                                                        \
     FIELD(int64_t, num_queries)                                                                                      \
     FIELD(int64_t, num_keys)                                                                                         \
     FIELD(int64_t, num_features)                                                                                     \

@@ -37,7 +37,7 @@ inline void store(T* p, Vec<T> v) {
 
 template <typename T>
 inline Vec<T> splat(T x) {
-    return Vec<T>{} + x;
+    return x - Vec<T>{};  // x itself, in one instruction; -0 + 0 is not, so that a sum would be computed
 }
 
 template <typename T>
@@ -95,6 +95,45 @@ inline bool any_above<float>(Vec<float> v, float bound) {
     return _mm256_movemask_ps(_mm256_cmp_ps((__m256)v, _mm256_set1_ps(bound), _CMP_GT_OQ)) != 0;
 }
 #endif
+
+// The sum of products, a sum for each lane: short sums round less.
+template <typename T>
+inline T dot(const T* a, const T* b, int64_t size) {
+    constexpr int W = Simd<T>::W;
+    Vec<T> sums = {};
+    T rest = 0;
+    int64_t d = 0;
+    for (; d + W <= size; d += W) sums += load<T>(a + d) * load<T>(b + d);
+    for (; d < size; ++d) rest += a[d] * b[d];
+    return sum_of_lanes<T>(sums) + rest;
+}
+
+// The same, each product and all sums in double.
+template <typename T>
+inline double dot_in_double(const T* a, const T* b, int64_t size) {
+    constexpr int W = Simd<double>::W;
+    typedef T Part __attribute__((vector_size(W * sizeof(T))));
+    Vec<double> sums = {};
+    double rest = 0;
+    int64_t d = 0;
+    for (; d + W <= size; d += W) {
+        Part x, y;
+        __builtin_memcpy(&x, a + d, sizeof x);
+        __builtin_memcpy(&y, b + d, sizeof y);
+        sums += __builtin_convertvector(x, Vec<double>) * __builtin_convertvector(y, Vec<double>);
+    }
+    for (; d < size; ++d) rest += double(a[d]) * double(b[d]);
+    return sum_of_lanes<double>(sums) + rest;
+}
+
+// to += factor from
+template <typename T>
+inline void add_scaled(T* to, const T* from, T factor, int64_t size) {
+    constexpr int W = Simd<T>::W;
+    int64_t d = 0;
+    for (; d + W <= size; d += W) store<T>(to + d, load<T>(to + d) + splat<T>(factor) * load<T>(from + d));
+    for (; d < size; ++d) to[d] += factor * from[d];
+}
 
 // Of two vectors, in lane i: a_i + a_(i^STEP) where the bit STEP of i is 0, b_i + b_(i^STEP) where it is 1.
 template <typename T, int STEP, int... I>

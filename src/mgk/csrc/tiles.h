@@ -145,20 +145,26 @@ struct Tiles {
     }
 
     void pack_factors(int64_t at, const T* biases) {
-        T largest_range = 0;
+        using V = Vec<T>;
+        const V none = splat<T>(NEG_INF<T>);
+        V range = {};
         is_large[at] = std::any_of(biases, biases + M * KEYS, is_large_number<T>);
-        for (int64_t j = 0; j < KEYS; ++j) {
-            T high = NEG_INF<T>, low = -NEG_INF<T>;
-            for (int64_t r = 0; r < M; ++r) {
-                high = max_of(high, biases[r * KEYS + j]);
-                low = min_of(low, biases[r * KEYS + j]);
+        for (int64_t v = 0; v < KEYS; v += Simd<T>::W) {
+            V high = load<T>(biases + v), low = high;
+            for (int64_t r = 1; r < M; ++r) {
+                const V bias = load<T>(biases + r * KEYS + v);
+                high = larger<T>(bias, high);
+                low = bias < low ? bias : low;
             }
-            base_bias[at * KEYS + j] = high;
-            if (high != NEG_INF<T>) largest_range = max_of(largest_range, high - low);
-            T* factor = key_factor + at * M * KEYS + j;
-            for (int64_t r = 0; r < M; ++r)
-                factor[r * KEYS] = high == NEG_INF<T> ? T(0) : std::exp2(biases[r * KEYS + j] - high);
+            store<T>(base_bias + at * KEYS + v, high);
+            const auto is_dead = high == none;
+            range = larger<T>(is_dead ? V{} : high - low, range);
+            for (int64_t r = 0; r < M; ++r) {
+                const V factor = exp2_of(load<T>(biases + r * KEYS + v) - high);
+                store<T>(key_factor + (at * M + r) * KEYS + v, is_dead ? V{} : factor);
+            }
         }
+        const T largest_range = largest_lane<T>(range);
         key_bias_range[at] = largest_range;
     }
 };
@@ -176,29 +182,39 @@ struct QueryTile {
     QueryTile(const Tiles<T>& t, int64_t head, int64_t tile)
         : head(head), tile(tile), first(tile * QUERIES), count(min_of(QUERIES, t.L - first)),
           query(t.query_of(head) + first * t.F) {
-        for (int64_t i = 0; i < count; ++i) {
-            common_bias[i] = 0;
-            if (t.scoring != Scoring::SEPARATE) set_biases(t, i);
-        }
+        for (int64_t i = 0; i < count; ++i) common_bias[i] = 0;
+        if (t.scoring == Scoring::SEPARATE) return;
+        for (int64_t v = 0; v < count; v += Simd<T>::W) set_biases(t, v);
     }
 
   private:
-    void set_biases(const Tiles<T>& t, int64_t i) {
-        const T* bias = t.query_bias_of(head) + first + i;
-        T high = NEG_INF<T>, low = -NEG_INF<T>;
+    // Of the queries from v on that fill a vector.
+    void set_biases(const Tiles<T>& t, int64_t v) {
+        using V = Vec<T>;
+        constexpr int W = Simd<T>::W;
+        const int64_t filled = min_of<int64_t>(W, count - v);
+        V biases[MAX_COMPONENTS], high = splat<T>(NEG_INF<T>), low = -high;
         for (int64_t r = 0; r < t.M; ++r) {
-            const T x = in_base_2(bias[r * t.L]);
-            high = max_of(high, x);
-            low = min_of(low, x);
+            const T* from = t.query_bias_of(head) + r * t.L + first + v;
+            T bias[W] = {};
+            for (int64_t i = 0; i < filled; ++i) bias[i] = in_base_2(from[i]);
+            biases[r] = load<T>(bias);
+            high = larger<T>(biases[r], high);
+            low = biases[r] < low ? biases[r] : low;
         }
-        const bool is_removed = high == NEG_INF<T>;  // a prior has removed every component
-        if (!is_removed) bias_range = max_of(bias_range, high - low);
-        const T common = t.p.is_hard ? in_base_2(bias[0]) : high;
-        common_bias[i] = common;
+        const auto is_removed = high == splat<T>(NEG_INF<T>);  // a prior has removed every component
+        bias_range = max_of(bias_range, largest_lane<T>(is_removed ? V{} : high - low));
+        const V common = t.p.is_hard ? biases[0] : high;
+        T less[W], factors[W];
+        store<T>(less, common);
+        for (int64_t i = 0; i < filled; ++i) common_bias[v + i] = less[i];
         for (int64_t r = 0; r < t.M; ++r) {
-            const T x = is_removed ? NEG_INF<T> : in_base_2(bias[r * t.L]) - common;
-            query_bias[i * t.M + r] = x;
-            if (t.scoring == Scoring::FACTORED) factor[i * t.M + r] = std::exp2(x);
+            const V x = is_removed ? splat<T>(NEG_INF<T>) : biases[r] - common;
+            store<T>(less, x);
+            for (int64_t i = 0; i < filled; ++i) query_bias[(v + i) * t.M + r] = less[i];
+            if (t.scoring != Scoring::FACTORED) continue;
+            store<T>(factors, exp2_of(x));
+            for (int64_t i = 0; i < filled; ++i) factor[(v + i) * t.M + r] = factors[i];
         }
     }
 };

@@ -89,8 +89,8 @@ def select(family: Family, inputs: Any, name: str = "auto", task: Task = "attent
 
     A named backend that cannot do the task raises.
     """
-    validation.option("backend", name, backend_names(family))
     if name != "auto":
+        validation.option("backend", name, backend_names(family))
         reason = BACKENDS[family][name].unsupported_reason(inputs, task)
         if reason is None:
             return BACKENDS[family][name]

@@ -119,6 +119,9 @@ class KeyRange(NamedTuple):
         )
 
 
+WHOLE = KeyRange()
+
+
 def segment_bounds(segment_ids: Tensor) -> Tensor:
     """Start and end (exclusive) of the run of equal ids: int64 (2, B, S)."""
     batch, length = segment_ids.shape

@@ -38,6 +38,12 @@ def tensor(name: str, value: Any, dims: str, *, dtypes: Sequence[torch.dtype] = 
         )
 
 
+def required(name: str, value: object, dims: str) -> None:
+    """``value`` is given; what else it is to be is checked later."""
+    if value is None:
+        tensor(name, value, dims)
+
+
 def size(name: str, value: Tensor, dim: int, wanted: int, why: str) -> None:
     """Dimension ``dim`` of ``value`` is ``wanted`` long."""
     if value.shape[dim] != wanted:

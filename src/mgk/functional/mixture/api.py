@@ -93,10 +93,22 @@ def mixture_attention(
         lse_i = log sum_jr pi_jr e_ijr exp(mask_ij), hard log sum_j max_r e_ijr: (B, Hq, L),
         float32 or float64, -inf where no key is left. See :func:`merge_attention`.
     """
-    validation.tensor("value", value, "BHSE")
-    options: dict[str, Any] = {"kernel": kernel, "e_step": e_step, "log_prior": log_prior, "variance": variance}
-    options |= {"attn_mask": attn_mask, "is_causal": is_causal, "window": window, "segment_ids": segment_ids}
-    inputs = validate_inputs(query, keys, value, dropout_p=dropout_p, return_lse=return_lse, **options)
+    validation.required("value", value, "BHSE")
+    inputs = validate_inputs(
+        query,
+        keys,
+        value,
+        log_prior=log_prior,
+        variance=variance,
+        kernel=kernel,
+        e_step=e_step,
+        attn_mask=attn_mask,
+        is_causal=is_causal,
+        window=window,
+        segment_ids=segment_ids,
+        dropout_p=dropout_p,
+        return_lse=return_lse,
+    )
     return _results(inputs, backend, log_prior)
 
 
@@ -155,12 +167,25 @@ def shifted_mixture_attention(
     Returns:
         As :func:`mixture_attention`, which has the other arguments.
     """
-    for name, tensor, dims in (("key", key, "BHSD"), ("shifts", shifts, "HMD"), ("value", value, "BHSE")):
-        validation.tensor(name, tensor, dims)
-    options: dict[str, Any] = {"kernel": kernel, "e_step": e_step, "dropout_p": dropout_p}
-    options |= {"attn_mask": attn_mask, "is_causal": is_causal, "window": window, "segment_ids": segment_ids}
-    options |= {"log_prior": _per_head_and_component(log_prior), "variance": _per_head_and_component(variance)}
-    inputs = validate_inputs(query, key.unsqueeze(2), value, shifts=shifts, return_lse=return_lse, **options)
+    validation.tensor("key", key, "BHSD")
+    validation.tensor("shifts", shifts, "HMD")
+    validation.required("value", value, "BHSE")
+    inputs = validate_inputs(
+        query,
+        key.unsqueeze(2),
+        value,
+        shifts=shifts,
+        log_prior=_per_head_and_component(log_prior),
+        variance=_per_head_and_component(variance),
+        kernel=kernel,
+        e_step=e_step,
+        attn_mask=attn_mask,
+        is_causal=is_causal,
+        window=window,
+        segment_ids=segment_ids,
+        dropout_p=dropout_p,
+        return_lse=return_lse,
+    )
     if kernel == "dot" and (not isinstance(inputs.variance, Tensor) or inputs.variance.shape[2] == 1):
         raise ValueError(
             "kernel='dot' needs a variance that depends on the component: with a common one the shifts cancel;"
@@ -277,7 +302,8 @@ def attend(inputs: AttentionInputs, backend: str) -> tuple[Tensor, Tensor | None
         out, lse = chosen.attention(cleaned)
         if addend is not None:
             out, lse = out + addend, lse if lse is None else lse + addend.squeeze(-1)
-        return out.to(query.dtype), None if lse is None else lse.to(compute_dtype(query))
+        out = out if out.dtype == query.dtype else out.to(query.dtype)
+        return out, None if lse is None else lse.to(compute_dtype(query))
 
 
 def _results(inputs: AttentionInputs, backend: str, log_prior: Tensor | None) -> Tensor | tuple[Tensor, Tensor]:
@@ -298,7 +324,7 @@ def weights(inputs: AttentionInputs) -> Tensor:
 def _per_head_and_component(value: Any) -> Any:
     """(H, M) as (1, H, M, 1); anything else as it is."""
     is_table = isinstance(value, Tensor) and value.ndim == 2
-    return value.unsqueeze(-1).unsqueeze(0) if is_table else value
+    return value.view(1, *value.shape, 1) if is_table else value
 
 
 def _with_zero_gradient(out: Tensor, *unused: object) -> Tensor:

@@ -133,12 +133,12 @@ class AttentionInputs(NamedTuple):
 
     def in_dtype(self, dtype: torch.dtype) -> "AttentionInputs":
         """The same inputs in a dtype; what is finite stays finite."""
-
-        def cast(x: Any) -> Any:
-            is_other = isinstance(x, Tensor) and x.dtype != dtype and x.is_floating_point()
-            return masks.to_dtype(x, dtype) if is_other else x
-
-        return AttentionInputs._make(map(cast, self))
+        others: dict[str, Any] = {
+            name: masks.to_dtype(x, dtype)
+            for name, x in zip(self._fields, self, strict=True)
+            if isinstance(x, Tensor) and x.dtype != dtype and x.is_floating_point()
+        }
+        return self._replace(**others) if others else self
 
     def cleaned(self) -> tuple["AttentionInputs", Tensor | None]:
         """The same inputs with finite keys and values, and an addend."""
@@ -329,6 +329,8 @@ def validated_key_range(
     window: Any, is_causal: bool, segment_ids: Any, query: Tensor, num_keys: int
 ) -> KeyRange:
     """Causality, window and segments, checked."""
+    if window is None and segment_ids is None and not is_causal:
+        return masks.WHOLE
     ids = validation.segment_ids(segment_ids, query, num_keys)
     segments = None if ids is None else masks.segment_bounds(ids)
     return KeyRange(*validation.window(window, is_causal), segments).for_sizes(query.shape[2], num_keys)

@@ -185,9 +185,9 @@ def _fields(inputs: OperatorInputs, value: Tensor, result: ForwardResult) -> dic
 
 
 def _is_decoding(inputs: AttentionInputs) -> bool:
-    if not known(inputs.num_queries == 1):
-        return False
-    return is_inference() or not any(map(needs_grad, inputs))
+    if is_inference():
+        return inputs.query.shape[2] == 1
+    return known(inputs.num_queries == 1) and not any(map(needs_grad, inputs))
 
 
 @functools.lru_cache(64)
@@ -209,8 +209,11 @@ def _decode(inputs: AttentionInputs) -> tuple[Tensor, Tensor | None]:
         make = _constant if is_eager else torch.as_tensor
         variance = make(variance, dtype=inputs.query.dtype)
     tensors = (inputs.query, inputs.keys, inputs.shifts, inputs.value, inputs.log_prior, variance, mask)
-    decode = cpu_kernels.decode if is_eager else torch.ops.mgk.cpu_decode
-    out, lse = decode(*tensors, inputs.kernel == "dot", inputs.is_hard)
+    modes = (inputs.kernel == "dot", inputs.is_hard)
+    if is_eager and not inputs.return_lse:
+        return cpu_kernels.decode(*tensors, *modes, with_lse=False)[0], None
+    decode: Any = cpu_kernels.decode if is_eager else torch.ops.mgk.cpu_decode
+    out, lse = decode(*tensors, *modes)
     return out, lse + uniform if inputs.return_lse else None
 
 

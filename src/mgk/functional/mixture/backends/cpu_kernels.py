@@ -6,7 +6,7 @@ import itertools
 import os
 import struct
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,10 +45,8 @@ class AttentionParams(ctypes.Structure):
     """The struct of the same name in csrc/params.h."""
 
     _fields_ = (
-        *_fields(
-            "batch_size num_heads group num_components first_head num_queries num_keys num_features value_width",
-            ctypes.c_int64,
-        ),
+        *_fields("batch_size num_heads group num_components first_row first_key", ctypes.c_int64),
+        *_fields("num_queries num_keys num_features value_width", ctypes.c_int64),
         *_fields("is_shared is_hard left right is_double num_threads", ctypes.c_int64),
         *_fields("query keys query_bias key_bias value mask", ctypes.c_void_p),
         ("mask_is_bool", ctypes.c_int64),
@@ -299,14 +297,15 @@ def decode(
     mask: Tensor | None,
     is_dot: bool,
     is_hard: bool,
-) -> tuple[Tensor, Tensor]:
-    """The output (B, Hq, 1, E) and the log-sum-exp (B, Hq, 1) of one query."""
+    with_lse: bool = True,
+) -> tuple[Tensor, Tensor | None]:
+    """The output (B, Hq, 1, E) and, if wanted, the log-sum-exp (B, Hq, 1) of one query."""
     batch, heads, _, num_keys, width = keys.shape
     keys, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (keys, value))
     query, shifts = query.contiguous(), None if shifts is None else shifts.contiguous()
     query_heads, value_width = query.shape[1], value.shape[-1]
     out = value.new_empty((batch, query_heads, 1, value_width))
-    lse = value.new_empty((batch, query_heads, 1))
+    lse = value.new_empty((batch, query_heads, 1)) if with_lse else None
     mask = None if mask is None else mask.select(2, 0)
     values = (  # in the order of the struct
         *(batch, heads, query_heads // heads, keys.shape[2] if shifts is None else shifts.shape[1]),
@@ -317,7 +316,7 @@ def decode(
         *(_address(log_prior), *_strides(log_prior)),
         *(variance.data_ptr(), *_strides(variance)),
         *(_address(mask), mask is not None and mask.dtype == torch.bool, *_strides(mask, 3)),
-        *(out.data_ptr(), lse.data_ptr()),
+        *(out.data_ptr(), _address(lse)),
     )
     _call("decode", _pack(DecodeParams, values))
     return out, lse
@@ -373,9 +372,17 @@ def _pack(structure: type[ctypes.Structure], values: Sequence[Any]) -> bytes:
     return _packer(structure).pack(*values)
 
 
+@functools.cache
+def _function(name: str) -> Callable[[bytes, bytes], int]:
+    function: Callable[[bytes, bytes], int] = getattr(_library, f"mgk_{name}")
+    return function
+
+
+_encoded = functools.cache(str.encode)
+
+
 def _call(name: str, params: bytes) -> None:
-    function = getattr(_library, f"mgk_{name}")
-    status = function(params, instruction_set().encode())
+    status = _function(name)(params, _encoded(instruction_set()))
     if status == len(_ERRORS):
         raise MemoryError("backend 'cpu' ran out of memory")
     if status:
