@@ -120,15 +120,15 @@ class Comparison:
 
 
 def write_comparison(path: Path, comparison: Comparison) -> None:
-    """Write a comparison, sealed."""
-    data = files.seal(json_codec.dump(comparison))
+    """Write a comparison with its hash."""
+    data = files.with_hash(json_codec.dump(comparison))
     files.write_file(path, json_codec.compact_json(data))
 
 
 def read_comparison(path: Path) -> Comparison:
     """What :func:`write_comparison` was given, or ``RecipeError``."""
     try:
-        return json_codec.load(Comparison, files.read_sealed(path))
+        return json_codec.load(Comparison, files.read_verified(path))
     except (OSError, ValueError) as error:
         reason = f"this is not a comparison ({error})"
         raise RecipeError(f"{path}: {reason}; run it again") from None
