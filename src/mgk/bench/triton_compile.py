@@ -155,8 +155,8 @@ def _is_distinct(case: Case) -> bool:
 
 
 def meta_problem(case: Case, length: int = 4096) -> Any:
-    """A problem of the case without memory."""
-    from mgk.functional.mixture.backends.triton_backend.launch import Problem
+    """The parameters of the case, without memory."""
+    from mgk.functional.mixture.backends.triton_backend.launch import AttentionParams
 
     dtype = DTYPES[case.dtype]
     is_shifted = case.variant == "smgk"
@@ -166,7 +166,7 @@ def meta_problem(case: Case, length: int = 4096) -> Any:
         return torch.empty(shape, dtype=dtype, device="meta")
 
     prior = empty(1, 16, case.mixtures, 1, dtype=torch.float32)
-    return Problem(
+    return AttentionParams(
         query=empty(2, 16, num_queries, case.width),
         keys=empty(2, 16, 1 if is_shifted else case.mixtures, length, case.width),
         value=empty(2, 16, length, case.width),
@@ -193,17 +193,17 @@ def launches(case: Case, own_tile: Any = None) -> dict[str, tuple[Any, ...]]:
     def record(kernel: Any, grid: Any, arguments: Any, spec: Any, tile: Any) -> None:
         found[kernel.fn.__name__] = (kernel, arguments, spec, tile)
 
-    problem = meta_problem(case)
+    params = meta_problem(case)
     with launch.launching_with(record, case.target, own_tile), _tf32(case.dtype == "tf32"):
         if case.kernel == "decode":
-            launch.decode(problem)
+            launch.decode(params)
         elif case.kernel == "counts":
-            launch.counts(problem, None)
+            launch.counts(params, None)
         elif case.kernel in ("forward", "features"):
-            launch.forward(problem)
+            launch.forward(params)
         else:
-            result = launch.forward(problem)
-            launch.backward(torch.empty_like(result.out), None, problem, result)
+            result = launch.forward(params)
+            launch.backward(torch.empty_like(result.out), None, params, result)
     return found
 
 

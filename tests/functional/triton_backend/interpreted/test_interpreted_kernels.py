@@ -43,25 +43,25 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def dropout_factors(problem: launch.Problem) -> torch.Tensor | None:
+def dropout_factors(params: launch.AttentionParams) -> torch.Tensor | None:
     """The kernel's own mask: attention to values that are the identity shows the weights."""
-    if problem.seed is None:
+    if params.seed is None:
         return None
-    num_keys = problem.keys.shape[3]
-    identity = torch.eye(num_keys).expand(*problem.keys.shape[:2], -1, -1)
-    plain = problem._replace(value=identity, seed=None, dropout_p=0.0)
-    dropped = launch.forward(problem._replace(value=identity)).out
+    num_keys = params.keys.shape[3]
+    identity = torch.eye(num_keys).expand(*params.keys.shape[:2], -1, -1)
+    plain = params._replace(value=identity, seed=None, dropout_p=0.0)
+    dropped = launch.forward(params._replace(value=identity)).out
     weights = launch.forward(plain).out
     return torch.where(weights > 0, dropped / weights.clamp_min(1e-30), 0.0).double()
 
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_output_lse_and_gradients(name: str) -> None:
-    problem = oracle.problem(**OPTIONS[name])
-    result = launch.forward(problem)
-    exact = oracle.as_double(problem, requires_grad=True)
-    out, lse = oracle.attention(exact, dropout_factors(problem))
-    scale = 16 * torch.finfo(torch.float32).eps * _largest_score(problem)
+    params = oracle.params(**OPTIONS[name])
+    result = launch.forward(params)
+    exact = oracle.as_double(params, requires_grad=True)
+    out, lse = oracle.attention(exact, dropout_factors(params))
+    scale = 16 * torch.finfo(torch.float32).eps * _largest_score(params)
     assert_near(result.out, out, scale)
     assert_near(result.lse, lse, scale * (1 + lse[lse.isfinite()].abs().max()))
     grad, lse_grad = torch.randn(out.shape), torch.randn(lse.shape)
@@ -69,10 +69,10 @@ def test_output_lse_and_gradients(name: str) -> None:
     names = [n for n, x in exact._asdict().items() if isinstance(x, torch.Tensor) and x.is_floating_point()]
     loss = (out * grad).sum() + (lse.where(lse.isfinite(), 0.0) * lse_grad).sum()
     wanted = torch.autograd.grad(loss, [getattr(exact, n) for n in names], allow_unused=True)
-    gradients = launch.backward(grad, lse_grad, problem, result, (True, "mask" in names))
+    gradients = launch.backward(grad, lse_grad, params, result, (True, "mask" in names))
     for n, want in zip(names, wanted, strict=True):
         got = getattr(gradients, n)
-        if problem.is_hard and n == "log_prior":
+        if params.is_hard and n == "log_prior":
             continue
         assert got is not None, n
         want = torch.zeros_like(got) if want is None else want.masked_fill(want.isnan(), 0.0)
@@ -92,13 +92,13 @@ _OF_ACROSS = ("mgk", "hard", "position", "segments", "dropout", "smgk")
     [*((name, _COLUMNS) for name in ("mgk", "causal", "smgk")), *((name, _ACROSS) for name in _OF_ACROSS)],
 )
 def test_tiles_of_other_targets(name: str, other: tiles.Tile, monkeypatch: pytest.MonkeyPatch) -> None:
-    problem = oracle.problem(**{**OPTIONS[name], "queries": 67, "keys": 130})
-    wanted = launch.forward(problem)
-    gradients = launch.backward(wanted.out, None, problem, wanted)
+    params = oracle.params(**{**OPTIONS[name], "queries": 67, "keys": 130})
+    wanted = launch.forward(params)
+    gradients = launch.backward(wanted.out, None, params, wanted)
     monkeypatch.setattr(tiles, "SMALL", other)
-    result = launch.forward(problem)
+    result = launch.forward(params)
     assert_near(result.out, wanted.out, 1e-4)
-    for got, want in zip(launch.backward(wanted.out, None, problem, result), gradients, strict=True):
+    for got, want in zip(launch.backward(wanted.out, None, params, result), gradients, strict=True):
         if want is not None:
             assert_near(got, want, 3e-4)
 
@@ -117,14 +117,14 @@ def test_exponentials_by_polynomial() -> None:
     torch.testing.assert_close(out[:, :16], torch.exp2(x)[:, :16])
 
 
-def _largest_score(problem: launch.Problem) -> float:
+def _largest_score(params: launch.AttentionParams) -> float:
     """1 + max |q-c| |k-c| / sigma^2."""
-    keys = problem.keys if problem.shifts is None else problem.keys + problem.shifts[None, :, :, None]
+    keys = params.keys if params.shifts is None else params.keys + params.shifts[None, :, :, None]
     centre = keys.float().mean((2, 3))
-    by_query = centre.repeat_interleave(problem.query.shape[1] // keys.shape[1], 1)[:, :, None]
-    query_norm = (problem.query.float() - by_query).norm(dim=-1).max()
+    by_query = centre.repeat_interleave(params.query.shape[1] // keys.shape[1], 1)[:, :, None]
+    query_norm = (params.query.float() - by_query).norm(dim=-1).max()
     key_norm = (keys.float() - centre[:, :, None, None]).norm(dim=-1).max()
-    return float(1 + query_norm * key_norm / problem.variance.min())
+    return float(1 + query_norm * key_norm / params.variance.min())
 
 
 def assert_near(got: torch.Tensor, want: torch.Tensor, tolerance: float) -> None:
@@ -147,15 +147,15 @@ HALF = ("softmax", "mgk", "component", "smgk", "causal", "hard")
 @pytest.mark.parametrize("name", HALF)
 def test_half_precision_is_as_exact_as_softmax(name: str, dtype: torch.dtype) -> None:
     """Outputs err at most twice, gradients three times as much as softmax attention of PyTorch in the same dtype."""
-    problem = oracle.problem(**{**OPTIONS[name], "prior": "none"}, dtype=dtype)
-    exact = oracle.as_double(problem, requires_grad=True)
+    params = oracle.params(**{**OPTIONS[name], "prior": "none"}, dtype=dtype)
+    exact = oracle.as_double(params, requires_grad=True)
     out, _ = oracle.attention(exact)
     grad = torch.randn(out.shape).to(dtype)
-    result = launch.forward(problem)
-    gradients = launch.backward(grad, None, problem, result)
+    result = launch.forward(params)
+    gradients = launch.backward(grad, None, params, result)
     names = ("query", "keys", "value")
     wanted = torch.autograd.grad(out, [getattr(exact, n) for n in names], grad.double())
-    limits = softmax_errors(problem, grad)
+    limits = softmax_errors(params, grad)
     assert result.out.dtype == dtype
     assert (result.out.double() - out).norm() / out.norm() < 2 * limits[0]
     for n, want, limit in zip(names, wanted, limits[1:], strict=True):
@@ -163,9 +163,9 @@ def test_half_precision_is_as_exact_as_softmax(name: str, dtype: torch.dtype) ->
         assert error < 3 * limit, f"{n}: {error} >= 3 * {limit}"
 
 
-def softmax_errors(problem: launch.Problem, grad: torch.Tensor) -> list[float]:
-    """Relative errors of output and gradients of PyTorch's softmax attention in the problem's dtype."""
-    tensors = [x.detach() for x in (problem.query, problem.keys[:, :, 0], problem.value)]
+def softmax_errors(params: launch.AttentionParams, grad: torch.Tensor) -> list[float]:
+    """Relative errors of output and gradients of PyTorch's softmax attention in the same dtype."""
+    tensors = [x.detach() for x in (params.query, params.keys[:, :, 0], params.value)]
     low = [x.clone().requires_grad_() for x in tensors]
     high = [x.double().requires_grad_() for x in tensors]
     results = []
@@ -192,13 +192,13 @@ def softmax_errors(problem: launch.Problem, grad: torch.Tensor) -> list[float]:
 )
 def test_decoding(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "DECODE_CHUNK", 64)
-    problem = oracle.problem(**{"queries": 1, "keys": 150, **options})
-    if problem.mask is not None and problem.mask.dtype == torch.bool:
-        problem.mask[..., 0, ::2] = True
-    strided = problem.keys.repeat_interleave(2, 3)[:, :, :, ::2]
-    out, lse = launch.decode(problem._replace(keys=strided))
-    want, want_lse = oracle.attention(oracle.as_double(problem))
-    tolerance = 2 * torch.finfo(problem.query.dtype).eps + 1e-5
+    params = oracle.params(**{"queries": 1, "keys": 150, **options})
+    if params.mask is not None and params.mask.dtype == torch.bool:
+        params.mask[..., 0, ::2] = True
+    strided = params.keys.repeat_interleave(2, 3)[:, :, :, ::2]
+    out, lse = launch.decode(params._replace(keys=strided))
+    want, want_lse = oracle.attention(oracle.as_double(params))
+    tolerance = 2 * torch.finfo(params.query.dtype).eps + 1e-5
     assert_near(out, want, tolerance)
     assert_near(lse, want_lse, 1e-5)
 
@@ -207,10 +207,10 @@ def test_decoding(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> N
     "name", ["mgk", "M3", "hard", "position", "smgk", "smgk-M3-causal", "window", "groups", "segments"]
 )
 def test_counts(name: str) -> None:
-    problem = oracle.problem(**OPTIONS[name])
-    query_mask = torch.rand(problem.query.shape[0], problem.query.shape[2]) > 0.3
-    got = launch.counts(problem, query_mask)
-    assert_near(got, oracle.counts(oracle.as_double(problem), query_mask), 1e-5)
+    params = oracle.params(**OPTIONS[name])
+    query_mask = torch.rand(params.query.shape[0], params.query.shape[2]) > 0.3
+    got = launch.counts(params, query_mask)
+    assert_near(got, oracle.counts(oracle.as_double(params), query_mask), 1e-5)
 
 
 @pytest.mark.parametrize(
@@ -226,13 +226,13 @@ def test_counts(name: str) -> None:
 )
 def test_keys_and_values_that_a_query_does_not_see_do_not_reach_it(options: dict[str, Any]) -> None:
     """NaN and infinities in dead keys and values change no output and no gradient of the others."""
-    problem = oracle.problem(**options)
-    spoiled = problem._replace(keys=problem.keys.clone(), value=problem.value.clone())
+    params = oracle.params(**options)
+    spoiled = params._replace(keys=params.keys.clone(), value=params.value.clone())
     spoiled.keys[..., 20, 0], spoiled.value[..., 20, 0] = torch.nan, torch.inf
-    seen = (oracle.scores(oracle.as_double(problem)) > -torch.inf).any(2)[..., 20]  # (B, Hq, L)
-    grad = torch.randn(*problem.query.shape[:3], problem.value.shape[-1]).masked_fill(seen[..., None], 0.0)
+    seen = (oracle.scores(oracle.as_double(params)) > -torch.inf).any(2)[..., 20]  # (B, Hq, L)
+    grad = torch.randn(*params.query.shape[:3], params.value.shape[-1]).masked_fill(seen[..., None], 0.0)
     results = []
-    for x in (problem, spoiled):
+    for x in (params, spoiled):
         result = launch.forward(x)
         gradients = launch.backward(grad.where(~seen[..., None], 0.0), None, x, result)
         results.append((result.out, gradients))
@@ -241,7 +241,7 @@ def test_keys_and_values_that_a_query_does_not_see_do_not_reach_it(options: dict
     assert spoiled_out[seen].isnan().all()
     assert torch.equal(wanted.query[~seen], got.query[~seen])
     blind = (
-        ~(oracle.scores(oracle.as_double(problem)) > -torch.inf).any(2)[seen].any(0)
+        ~(oracle.scores(oracle.as_double(params)) > -torch.inf).any(2)[seen].any(0)
         if seen.any()
         else slice(None)
     )
@@ -249,16 +249,16 @@ def test_keys_and_values_that_a_query_does_not_see_do_not_reach_it(options: dict
 
 
 def test_saturating_float16_stays_finite() -> None:
-    problem = oracle.problem(dtype=torch.float16, scale=2e4)
-    assert launch.forward(problem).out.isfinite().all()
+    params = oracle.params(dtype=torch.float16, scale=2e4)
+    assert launch.forward(params).out.isfinite().all()
 
 
 def test_dropout_keeps_the_expected_share() -> None:
-    problem = oracle.problem(dropout_p=0.3)
-    factors = dropout_factors(problem)
+    params = oracle.params(dropout_p=0.3)
+    factors = dropout_factors(params)
     assert factors is not None
     kept = (factors > 0).double().mean().item()
     assert abs(kept - 0.7) < 0.02
     assert torch.allclose(factors[factors > 0], torch.tensor(1 / 0.7, dtype=torch.float64), rtol=1e-4)
-    everything = launch.forward(problem._replace(dropout_p=1.0)).out
+    everything = launch.forward(params._replace(dropout_p=1.0)).out
     assert torch.equal(everything, torch.zeros_like(everything))

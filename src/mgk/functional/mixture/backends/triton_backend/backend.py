@@ -21,7 +21,7 @@ from mgk.functional.validation import has_tangent, is_exporting, known, needs_gr
 OLDEST_TRITON = (3, 7)
 MOST_MIXTURES = 8
 MOST_FEATURES = 256
-# Tensors of a problem, and those of a result.
+# Tensors of the parameters, and those of a result.
 _NUM_TENSORS, _NUM_RESULTS = 9, 12
 
 
@@ -66,13 +66,13 @@ class Triton(Backend[AttentionInputs]):
 
     def attention(self, inputs: AttentionInputs) -> tuple[Tensor, Tensor | None]:
         """h_i = sum_j A_ij v_j (Eq. 10), and the log-sum-exp where it is wanted."""
-        problem = _problem(inputs.with_normalised_prior().with_key_mask_in_prior())
+        params = _problem(inputs.with_normalised_prior().with_key_mask_in_prior())
         if _is_decoding(inputs):
-            out, lse = torch.ops.mgk.triton_decode(*problem)
+            out, lse = torch.ops.mgk.triton_decode(*params)
         elif torch.compiler.is_compiling():
-            out, lse = torch.ops.mgk.triton_forward(*problem)[:2]
+            out, lse = torch.ops.mgk.triton_forward(*params)[:2]
         else:
-            out, lse = _Forward.apply(*problem)[:2]
+            out, lse = _Forward.apply(*params)[:2]
         return out, lse + inputs.log_uniform_prior if inputs.return_lse else None
 
     def statistics(
@@ -123,7 +123,7 @@ def _is_decoding(inputs: AttentionInputs) -> bool:
 
 
 def _problem(inputs: AttentionInputs) -> tuple[Any, ...]:
-    """The arguments of the operators, in the order of ``launch.Problem``."""
+    """The arguments of the operators, in the order of ``launch.AttentionParams``."""
     device = inputs.query.device
     variance = inputs.variance
     if not isinstance(variance, Tensor):
@@ -154,10 +154,10 @@ _RESULT = (
 def _forward(*arguments: Any) -> tuple[Tensor, ...]:
     from mgk.functional.mixture.backends.triton_backend import launch
 
-    problem = launch.Problem(*arguments)
-    result = launch.forward(problem)
+    params = launch.AttentionParams(*arguments)
+    result = launch.forward(params)
     # an operator may not return its input
-    value = result.value if problem.has_dead_keys else problem.value.new_empty(0)
+    value = result.value if params.has_dead_keys else params.value.new_empty(0)
     return *result[:4], *result.features, value
 
 
@@ -192,12 +192,12 @@ def _backward(grad: Tensor, lse_grad: Tensor, *arguments: Any) -> tuple[Tensor, 
     from mgk.functional.mixture.backends.triton_backend import launch, spec
 
     *flat, needs_variance, needs_mask = arguments
-    problem = launch.Problem(*flat[:-_NUM_RESULTS])
+    params = launch.AttentionParams(*flat[:-_NUM_RESULTS])
     out, lse, row_max, row_sum, *features, value = flat[-_NUM_RESULTS:]
-    value = value if problem.has_dead_keys else problem.value
+    value = value if params.has_dead_keys else params.value
     result = launch.Result(out, lse, row_max, row_sum, spec.Features(*features), value)
-    gradients = launch.backward(grad, lse_grad, problem, result, (needs_variance, needs_mask))
-    wanted = _differentiable(problem, needs_variance, needs_mask)
+    gradients = launch.backward(grad, lse_grad, params, result, (needs_variance, needs_mask))
+    wanted = _differentiable(params, needs_variance, needs_mask)
     # an operator has no optional results
     return tuple(
         grad.new_empty(0) if x is None or given is None else x.to(given.dtype)
@@ -289,7 +289,7 @@ def _each(function: Any, size: int, dims: tuple[Any, ...], arguments: tuple[Any,
 def _decode(*arguments: Any) -> tuple[Tensor, Tensor]:
     from mgk.functional.mixture.backends.triton_backend import launch
 
-    return launch.decode(launch.Problem(*arguments))
+    return launch.decode(launch.AttentionParams(*arguments))
 
 
 def _fake_decode(*arguments: Any) -> tuple[Tensor, Tensor]:
@@ -301,7 +301,7 @@ def _fake_decode(*arguments: Any) -> tuple[Tensor, Tensor]:
 def _counts(*arguments: Any) -> Tensor:
     from mgk.functional.mixture.backends.triton_backend import launch
 
-    return launch.counts(launch.Problem(*arguments[:-1]), arguments[-1])
+    return launch.counts(launch.AttentionParams(*arguments[:-1]), arguments[-1])
 
 
 def _fake_counts(*arguments: Any) -> Tensor:

@@ -18,10 +18,10 @@ from mgk.functional.mixture.backends.triton_backend import feature_kernels, tile
 from mgk.functional.mixture.backends.triton_backend import forward as forward_kernels
 from mgk.functional.mixture.backends.triton_backend.backend import is_interpreted
 from mgk.functional.mixture.backends.triton_backend.spec import (
-    Call,
     Dropout,
     Features,
     Inputs,
+    KernelInputs,
     Rows,
     Sizes,
     Spec,
@@ -35,7 +35,7 @@ MAX_SPREAD = {torch.float32: 60.0, torch.bfloat16: 60.0, torch.float16: 8.0}
 DECODE_CHUNK, MOST_CHUNKS = 256, 128
 
 
-class Problem(NamedTuple):
+class AttentionParams(NamedTuple):
     """A call as the kernels take it, before features are made."""
 
     query: Tensor  # (B, Hq, L, D)
@@ -101,7 +101,7 @@ class Result(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """The gradients of a problem's tensors."""
+    """The gradients of the parameters' tensors."""
 
     query: Tensor
     keys: Tensor
@@ -154,30 +154,30 @@ def target_of(device: torch.device) -> str:
     return {9: "sm_90"}.get(major, "sm_80" if major < 9 else "sm_100")
 
 
-def _precision(problem: Problem) -> str:
+def _precision(params: AttentionParams) -> str:
     """Of products of float32 tensors: PyTorch's own switch."""
-    is_tf32 = problem.query.dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32
+    is_tf32 = params.query.dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32
     return "tf32" if is_tf32 else "ieee"
 
 
-def _tile(problem: Problem, kernel: str) -> tiles.Tile:
+def _tile(params: AttentionParams, kernel: str) -> tiles.Tile:
     if _own_tile is not None:
         return _own_tile
-    width = max(padded(problem.query.shape[-1]), padded(problem.value.shape[-1]))
-    least = 1 if problem.is_dot else 2  # a Gaussian's bias takes the registers that the tile of softmax fills
-    mixtures = tiles.SHIFTED if problem.is_shifted else max(problem.mixtures, least)
-    precision = _precision(problem) if problem.query.dtype == torch.float32 else "half"
-    if _target is None and problem.query.device.type != "cuda":
+    width = max(padded(params.query.shape[-1]), padded(params.value.shape[-1]))
+    least = 1 if params.is_dot else 2  # a Gaussian's bias takes the registers that the tile of softmax fills
+    mixtures = tiles.SHIFTED if params.is_shifted else max(params.mixtures, least)
+    precision = _precision(params) if params.query.dtype == torch.float32 else "half"
+    if _target is None and params.query.device.type != "cuda":
         return tiles.SMALL
-    return tiles.tile(target_of(problem.query.device), kernel, width, mixtures, precision)
+    return tiles.tile(target_of(params.query.device), kernel, width, mixtures, precision)
 
 
-def _spec(problem: Problem, tile: tiles.Tile, **changes: Any) -> Spec:
-    width, value_width = problem.query.shape[-1], problem.value.shape[-1]
-    mask = problem.mask
+def _spec(params: AttentionParams, tile: tiles.Tile, **changes: Any) -> Spec:
+    width, value_width = params.query.shape[-1], params.value.shape[-1]
+    mask = params.mask
     spec = Spec(
-        mixtures=problem.mixtures,
-        key_mixtures=1 if problem.is_shifted else problem.mixtures,
+        mixtures=params.mixtures,
+        key_mixtures=1 if params.is_shifted else params.mixtures,
         width=width,
         value_width=value_width,
         padded_width=padded(width),
@@ -186,28 +186,25 @@ def _spec(problem: Problem, tile: tiles.Tile, **changes: Any) -> Spec:
         key_tile=tile.keys,
         splits_columns=tile.splits_columns,
         mixes_exp2=tile.mixes_exp2,
-        is_shifted=problem.is_shifted,
-        is_hard=problem.is_hard and problem.mixtures > 1,
-        is_varying=problem.is_varying,
-        is_dot=problem.is_dot,
+        is_shifted=params.is_shifted,
+        is_hard=params.is_hard and params.mixtures > 1,
+        is_varying=params.is_varying,
+        is_dot=params.is_dot,
         mask="none" if mask is None else "bool" if mask.dtype == torch.bool else "float",
-        has_left=problem.left is not None,
-        has_right=problem.right is not None,
-        has_segments=problem.segments is not None,
-        has_dead_keys=problem.has_dead_keys,
-        has_dropout=problem.seed is not None,
-        has_shifts=problem.shifts is not None,
-        has_prior=problem.log_prior is not None,
-        has_bias=not problem.is_dot
-        or problem.log_prior is not None
-        or problem.is_varying
-        or problem.checks_values,
-        bias_rows=problem.bias_rows,
-        centre="first" if problem.is_partial else "mean",
-        keeps_small=problem.is_partial or problem.query.dtype != torch.float32,
-        checks_values=problem.checks_values,
-        precision=_precision(problem),
-        max_spread=MAX_SPREAD[problem.query.dtype],
+        has_left=params.left is not None,
+        has_right=params.right is not None,
+        has_segments=params.segments is not None,
+        has_dead_keys=params.has_dead_keys,
+        has_dropout=params.seed is not None,
+        has_shifts=params.shifts is not None,
+        has_prior=params.log_prior is not None,
+        has_bias=not params.is_dot or params.log_prior is not None or params.is_varying or params.checks_values,
+        bias_rows=params.bias_rows,
+        centre="first" if params.is_partial else "mean",
+        keeps_small=params.is_partial or params.query.dtype != torch.float32,
+        checks_values=params.checks_values,
+        precision=_precision(params),
+        max_spread=MAX_SPREAD[params.query.dtype],
     )
     return replace(spec, **changes)
 
@@ -225,45 +222,45 @@ def _strided(x: Tensor | None, shape: tuple[int, ...], missing: Tensor) -> Strid
     return Strided(expanded, *expanded.stride()[:4])
 
 
-def _sizes(problem: Problem) -> Sizes:
-    heads, num_queries, num_keys = problem.keys.shape[1], problem.query.shape[2], problem.keys.shape[3]
-    segments = problem.query if problem.segments is None else problem.segments
-    left, right = problem.left or 0, problem.right or 0
-    groups = problem.query.shape[1] // heads
+def _sizes(params: AttentionParams) -> Sizes:
+    heads, num_queries, num_keys = params.keys.shape[1], params.query.shape[2], params.keys.shape[3]
+    segments = params.query if params.segments is None else params.segments
+    left, right = params.left or 0, params.right or 0
+    groups = params.query.shape[1] // heads
     return Sizes(heads, groups, num_queries, num_keys, num_keys - num_queries, left, right, segments)
 
 
-def _inputs(problem: Problem) -> Inputs:
-    batch, heads, num_queries, _ = problem.query.shape
-    pairs = (batch, problem.keys.shape[1], problem.mixtures, problem.keys.shape[3])
-    shifts = problem.query if problem.shifts is None else problem.shifts.contiguous()
+def _inputs(params: AttentionParams) -> Inputs:
+    batch, heads, num_queries, _ = params.query.shape
+    pairs = (batch, params.keys.shape[1], params.mixtures, params.keys.shape[3])
+    shifts = params.query if params.shifts is None else params.shifts.contiguous()
     return Inputs(
-        query=_strided(problem.query.unsqueeze(2), (batch, heads, 1, num_queries), problem.query),
-        keys=_strided(problem.keys, pairs, problem.query),
-        value=_strided(problem.value.unsqueeze(2), (*pairs[:2], 1, pairs[3]), problem.query),
-        log_prior=_strided(problem.log_prior, pairs, problem.query),
-        variance=_strided(problem.variance, pairs, problem.query),
+        query=_strided(params.query.unsqueeze(2), (batch, heads, 1, num_queries), params.query),
+        keys=_strided(params.keys, pairs, params.query),
+        value=_strided(params.value.unsqueeze(2), (*pairs[:2], 1, pairs[3]), params.query),
+        log_prior=_strided(params.log_prior, pairs, params.query),
+        variance=_strided(params.variance, pairs, params.query),
         shifts=shifts,
-        least=_least(problem),
-        sizes=_sizes(problem),
+        least=_least(params),
+        sizes=_sizes(params),
     )
 
 
-def _least(problem: Problem) -> Tensor:
+def _least(params: AttentionParams) -> Tensor:
     """The least 1 / sigma_jr^2 of each head (B, H); 0 where positions have their own."""
-    shape = problem.keys.shape[:2]
-    if problem.variance.shape[3] > 1:
-        return problem.query.new_zeros(shape, dtype=torch.float32)
-    return problem.variance.float().amax((2, 3)).reciprocal().expand(shape).contiguous()
+    shape = params.keys.shape[:2]
+    if params.variance.shape[3] > 1:
+        return params.query.new_zeros(shape, dtype=torch.float32)
+    return params.variance.float().amax((2, 3)).reciprocal().expand(shape).contiguous()
 
 
-def make_features(problem: Problem) -> tuple[Features, Tensor]:
-    """The features of a problem, and its values with zeros at dead keys."""
-    batch, heads, num_queries, width = problem.query.shape
-    key_heads, num_keys, value_width = problem.keys.shape[1], problem.keys.shape[3], problem.value.shape[-1]
-    key_mixtures = 1 if problem.is_shifted else problem.mixtures
-    inputs = _inputs(problem)
-    new = problem.query.new_empty
+def make_features(params: AttentionParams) -> tuple[Features, Tensor]:
+    """The features of a call, and its values with zeros at dead keys."""
+    batch, heads, num_queries, width = params.query.shape
+    key_heads, num_keys, value_width = params.keys.shape[1], params.keys.shape[3], params.value.shape[-1]
+    key_mixtures = 1 if params.is_shifted else params.mixtures
+    inputs = _inputs(params)
+    new = params.query.new_empty
 
     def numbers(*shape: int) -> Tensor:
         return new(shape, dtype=torch.float32)
@@ -271,21 +268,21 @@ def make_features(problem: Problem) -> tuple[Features, Tensor]:
     features = Features(
         query=new((batch, heads, num_queries, width)),
         keys=new((batch, key_heads, key_mixtures, num_keys, width)),
-        key_bias=numbers(batch, key_heads, problem.bias_rows, num_keys),
+        key_bias=numbers(batch, key_heads, params.bias_rows, num_keys),
         query_norm=numbers(batch, heads, num_queries),
         least=inputs.least,
         query_bias=numbers(
-            *((batch, heads, 2 * problem.mixtures + 1, num_queries) if problem.is_shifted else (0,))
+            *((batch, heads, 2 * params.mixtures + 1, num_queries) if params.is_shifted else (0,))
         ),
-        excess=numbers(*((batch, key_heads, problem.mixtures, num_keys) if problem.is_varying else (0,))),
+        excess=numbers(*((batch, key_heads, params.mixtures, num_keys) if params.is_varying else (0,))),
     )
-    value = problem.value
-    if problem.has_dead_keys:
+    value = params.value
+    if params.has_dead_keys:
         value = new((batch, key_heads, num_keys, value_width))
-    tile = _tile(problem, "features")
-    spec = _spec(problem, tile)
+    tile = _tile(params, "features")
+    spec = _spec(params, tile)
     centre = numbers(batch, key_heads, spec.padded_width)
-    if not problem.is_dot:
+    if not params.is_dot:
         _launch(feature_kernels.centres, (batch * key_heads,), (centre, inputs), spec, tile)
     grid = (triton.cdiv(num_queries, tile.queries), batch * heads)
     _launch(feature_kernels.query_features, grid, (features, centre, inputs), spec, tile)
@@ -294,34 +291,34 @@ def make_features(problem: Problem) -> tuple[Features, Tensor]:
     return features, value
 
 
-def _call(problem: Problem, features: Features, value: Tensor) -> Call:
-    batch, heads, num_queries, _ = problem.query.shape
-    num_keys = problem.keys.shape[3]
-    kept = 1 - problem.dropout_p
-    return Call(
+def _kernel_inputs(params: AttentionParams, features: Features, value: Tensor) -> KernelInputs:
+    batch, heads, num_queries, _ = params.query.shape
+    num_keys = params.keys.shape[3]
+    kept = 1 - params.dropout_p
+    return KernelInputs(
         features=features,
-        value=_strided(value.unsqueeze(2), (batch, problem.keys.shape[1], 1, num_keys), value),
-        mask=_strided(problem.mask, (batch, heads, num_queries, num_keys), problem.query),
-        sizes=_sizes(problem),
+        value=_strided(value.unsqueeze(2), (batch, params.keys.shape[1], 1, num_keys), value),
+        mask=_strided(params.mask, (batch, heads, num_queries, num_keys), params.query),
+        sizes=_sizes(params),
         dropout=Dropout(
-            problem.query if problem.seed is None else problem.seed,
-            round(problem.dropout_p * 2**32),
+            params.query if params.seed is None else params.seed,
+            round(params.dropout_p * 2**32),
             1 / kept if kept > 0 else 0.0,
         ),
     )
 
 
-def forward(problem: Problem) -> Result:
+def forward(params: AttentionParams) -> Result:
     """h_i = sum_j A_ij v_j (Eq. 10) and lse_i."""
-    batch, heads, num_queries, _ = problem.query.shape
-    features, value = make_features(problem)
-    out = problem.query.new_empty(batch, heads, num_queries, problem.value.shape[-1])
+    batch, heads, num_queries, _ = params.query.shape
+    features, value = make_features(params)
+    out = params.query.new_empty(batch, heads, num_queries, params.value.shape[-1])
     lse, row_max, row_sum = (torch.empty_like(features.query_norm) for _ in range(3))
-    tile = _tile(problem, "forward")
+    tile = _tile(params, "forward")
     grid = (triton.cdiv(num_queries, tile.queries), batch * heads)
-    arguments = (out, lse, row_max, row_sum, _call(problem, features, value))
-    _launch(forward_kernels.forward, grid, arguments, _spec(problem, tile), tile)
-    if problem.checks_values:  # what is not finite has shown in the output; the backward leaves it out
+    arguments = (out, lse, row_max, row_sum, _kernel_inputs(params, features, value))
+    _launch(forward_kernels.forward, grid, arguments, _spec(params, tile), tile)
+    if params.checks_values:  # what is not finite has shown in the output; the backward leaves it out
         features.key_bias.masked_fill_(features.key_bias.isnan(), -torch.inf)
     return Result(out, lse, row_max, row_sum, features, value)
 
@@ -329,52 +326,52 @@ def forward(problem: Problem) -> Result:
 def backward(
     grad: Tensor,
     lse_grad: Tensor | None,
-    problem: Problem,
+    params: AttentionParams,
     result: Result,
     needs: tuple[bool, bool] = (False, False),
 ) -> Gradients:
     """The gradients; ``needs`` asks for those of the variance and the mask."""
-    batch, heads, num_queries, width = problem.query.shape
-    features, value, num_keys = result.features, result.value, problem.keys.shape[3]
-    key_heads = problem.keys.shape[1]
+    batch, heads, num_queries, width = params.query.shape
+    features, value, num_keys = result.features, result.value, params.keys.shape[3]
+    key_heads = params.keys.shape[1]
     grad = grad.contiguous()
     lse_grad = torch.zeros_like(result.lse) if lse_grad is None else lse_grad.float().contiguous()
     delta, inverse_sum = torch.empty_like(result.lse), torch.empty_like(result.lse)
-    tile = _tile(problem, "features")
+    tile = _tile(params, "features")
     grid: tuple[int, ...] = (triton.cdiv(delta.numel(), tile.queries),)
     arguments: tuple[Any, ...] = (delta, inverse_sum, result.row_sum, result.out, grad, lse_grad, delta.numel())
-    _launch(backward_kernels.deltas, grid, arguments, _spec(problem, tile), tile)
-    rows, call = Rows(result.row_max, inverse_sum, delta), _call(problem, features, value)
+    _launch(backward_kernels.deltas, grid, arguments, _spec(params, tile), tile)
+    rows, call = Rows(result.row_max, inverse_sum, delta), _kernel_inputs(params, features, value)
 
-    exact = torch.float32 if problem.shifts is not None else None
+    exact = torch.float32 if params.shifts is not None else None
     d_keys = torch.empty_like(features.keys, dtype=exact)
     d_value = value.new_empty(value.shape)
-    d_bias = features.key_bias.new_empty(batch, key_heads, problem.mixtures, num_keys)
+    d_bias = features.key_bias.new_empty(batch, key_heads, params.mixtures, num_keys)
     d_scale = features.key_bias.new_empty(features.keys.shape[:4])
-    tile = _tile(problem, "keys")
-    keys_first = problem.is_shifted or not tile.queries_first
-    spec = _spec(problem, tile, owns_keys=True, keys_first=keys_first, needs_variance_grad=needs[0])
+    tile = _tile(params, "keys")
+    keys_first = params.is_shifted or not tile.queries_first
+    spec = _spec(params, tile, owns_keys=True, keys_first=keys_first, needs_variance_grad=needs[0])
     grid = (triton.cdiv(num_keys, tile.keys), batch * key_heads)
     arguments = (d_keys, d_value, d_bias, d_scale, grad, rows, call)
     _launch(backward_kernels.keys_backward, grid, arguments, spec, tile)
 
     d_query = torch.empty_like(features.query, dtype=exact)
-    d_query_bias = d_bias.new_empty(batch, heads, problem.mixtures if problem.is_shifted else 0, num_queries)
+    d_query_bias = d_bias.new_empty(batch, heads, params.mixtures if params.is_shifted else 0, num_queries)
     d_mask = None
     if needs[1]:
         d_mask = d_bias.new_zeros(batch, heads, num_queries, num_keys)
-    tile = _tile(problem, "queries")
-    spec = _spec(problem, tile, needs_mask_grad=needs[1])
+    tile = _tile(params, "queries")
+    spec = _spec(params, tile, needs_mask_grad=needs[1])
     grid = (triton.cdiv(num_queries, tile.queries), batch * heads)
     arguments = (d_query, d_query_bias, d_bias if d_mask is None else d_mask, grad, lse_grad, rows, call)
     _launch(backward_kernels.queries_backward, grid, arguments, spec, tile)
     return _input_gradients(
-        problem, features, d_query, d_keys, d_value, d_query_bias, d_bias, d_scale, d_mask, needs[0]
+        params, features, d_query, d_keys, d_value, d_query_bias, d_bias, d_scale, d_mask, needs[0]
     )
 
 
 def _input_gradients(
-    problem: Problem,
+    params: AttentionParams,
     features: Features,
     d_query: Tensor,
     d_keys: Tensor,
@@ -387,10 +384,10 @@ def _input_gradients(
 ) -> Gradients:
     """The gradients of the inputs from those of the features."""
     d_shifts = None
-    if problem.is_shifted:
-        assert problem.shifts is not None
+    if params.is_shifted:
+        assert params.shifts is not None
         least = features.least[:, :, None, None]
-        shifts = problem.shifts.float()
+        shifts = params.shifts.float()
         shifts = shifts - shifts.mean(1, keepdim=True)
         groups = d_query.shape[1] // d_keys.shape[1]
         scale = features.least.repeat_interleave(groups, 1)[:, :, None, None]
@@ -400,40 +397,40 @@ def _input_gradients(
         from_queries = (d_query_bias @ features.query.float()).unflatten(1, (-1, groups)).sum(2)
         from_keys = d_bias @ features.keys.squeeze(2).float() + d_bias.sum(-1, keepdim=True) * shifts
         d_shifts = (least * (from_queries - from_keys)).sum(0)
-    elif problem.shifts is not None:
+    elif params.shifts is not None:
         d_shifts = d_keys.sum((0, 3))
         d_keys = d_keys.sum(2, keepdim=True)
     d_prior = None
-    if problem.log_prior is not None:
-        d_prior = _sum_to(d_bias, problem.log_prior.shape)
+    if params.log_prior is not None:
+        d_prior = _sum_to(d_bias, params.log_prior.shape)
     d_variance = None
     if needs_variance:
-        d_variance = _variance_gradient(problem, features, d_query_bias, d_bias, d_scale)
-    if problem.mask is not None and d_mask is not None:
-        d_mask = _sum_to(d_mask, problem.mask.shape)
+        d_variance = _variance_gradient(params, features, d_query_bias, d_bias, d_scale)
+    if params.mask is not None and d_mask is not None:
+        d_mask = _sum_to(d_mask, params.mask.shape)
     return Gradients(d_query, d_keys, d_shifts, d_value, d_prior, d_variance, d_mask)
 
 
 def _variance_gradient(
-    problem: Problem, features: Features, d_query_bias: Tensor, d_bias: Tensor, d_scale: Tensor
+    params: AttentionParams, features: Features, d_query_bias: Tensor, d_bias: Tensor, d_scale: Tensor
 ) -> Tensor:
     """-sum_i g_ijr x_ijr / sigma_jr^2, x being the score without its prior."""
     total = d_scale.double() / LOG2E
-    finite_bias = features.key_bias[:, :, : problem.mixtures].clamp_min(-1e30).double() / LOG2E
-    if problem.is_shifted:
+    finite_bias = features.key_bias[:, :, : params.mixtures].clamp_min(-1e30).double() / LOG2E
+    if params.is_shifted:
         # the kernel's sum lacks both biases
         groups = d_query_bias.shape[1] // d_bias.shape[1]
         from_queries = (
-            d_query_bias.double() * features.query_bias[:, :, : problem.mixtures].double() / LOG2E
+            d_query_bias.double() * features.query_bias[:, :, : params.mixtures].double() / LOG2E
         ).sum((2, 3))
         from_queries = from_queries.unflatten(1, (-1, groups)).sum(2)[:, :, None, None]
         total = total + (d_bias.double() * finite_bias).sum(2, keepdim=True)
         total = total.sum((2, 3), keepdim=True) + from_queries
-    total = _sum_to(total, problem.variance.shape)
-    if problem.log_prior is not None:
-        prior = d_bias.double() * problem.log_prior.double().clamp_min(-1e30)
-        total = total - _sum_to(prior, problem.variance.shape)
-    return -total / problem.variance.double()
+    total = _sum_to(total, params.variance.shape)
+    if params.log_prior is not None:
+        prior = d_bias.double() * params.log_prior.double().clamp_min(-1e30)
+        total = total - _sum_to(prior, params.variance.shape)
+    return -total / params.variance.double()
 
 
 def _sum_to(x: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -442,32 +439,32 @@ def _sum_to(x: Tensor, shape: tuple[int, ...]) -> Tensor:
     return x.sum(dims, keepdim=True, dtype=torch.float64) if dims else x
 
 
-def counts(problem: Problem, query_mask: Tensor | None) -> Tensor:
+def counts(params: AttentionParams, query_mask: Tensor | None) -> Tensor:
     """N_jr = sum_i gamma_ijr (B, H, M, S)."""
-    features, value = make_features(problem)
-    result = features.key_bias.new_empty(*features.key_bias.shape[:2], problem.mixtures, problem.keys.shape[3])
-    tile = _tile(problem, "counts")
-    spec = _spec(problem, tile, owns_keys=True, keys_first=True, has_query_mask=query_mask is not None)
+    features, value = make_features(params)
+    result = features.key_bias.new_empty(*features.key_bias.shape[:2], params.mixtures, params.keys.shape[3])
+    tile = _tile(params, "counts")
+    spec = _spec(params, tile, owns_keys=True, keys_first=True, has_query_mask=query_mask is not None)
     mask = result if query_mask is None else query_mask.contiguous().view(torch.uint8)
-    grid = (triton.cdiv(problem.keys.shape[3], tile.keys), problem.keys.shape[0] * problem.keys.shape[1])
-    _launch(counting_kernels.counts, grid, (result, mask, _call(problem, features, value)), spec, tile)
+    grid = (triton.cdiv(params.keys.shape[3], tile.keys), params.keys.shape[0] * params.keys.shape[1])
+    _launch(counting_kernels.counts, grid, (result, mask, _kernel_inputs(params, features, value)), spec, tile)
     return result
 
 
-def decode(problem: Problem) -> tuple[Tensor, Tensor]:
+def decode(params: AttentionParams) -> tuple[Tensor, Tensor]:
     """The output (B, Hq, 1, E) and lse (B, Hq, 1) of one query."""
-    batch, heads, _, _ = problem.query.shape
-    num_keys, value_width = problem.keys.shape[3], problem.value.shape[-1]
+    batch, heads, _, _ = params.query.shape
+    num_keys, value_width = params.keys.shape[3], params.value.shape[-1]
     per_chunk = max(DECODE_CHUNK, triton.next_power_of_2(triton.cdiv(num_keys, MOST_CHUNKS)))
     num_chunks = triton.cdiv(num_keys, per_chunk)
-    tile = _tile(problem, "decode")
-    spec = _spec(problem, tile, key_mixtures=problem.keys.shape[2], query_tile=1)
-    new = problem.query.new_empty
+    tile = _tile(params, "decode")
+    spec = _spec(params, tile, key_mixtures=params.keys.shape[2], query_tile=1)
+    new = params.query.new_empty
     partial = new((batch, heads, num_chunks, spec.padded_value_width), dtype=torch.float32)
     partial_max, partial_sum = (new((batch, heads, num_chunks), dtype=torch.float32) for _ in range(2))
     out, lse = new((batch, heads, 1, value_width)), new((batch, heads, 1), dtype=torch.float32)
-    mask = _strided(problem.mask, (batch, heads, 1, num_keys), problem.query)
-    arguments: tuple[Any, ...] = (partial, partial_max, partial_sum, mask, _inputs(problem), per_chunk)
+    mask = _strided(params.mask, (batch, heads, 1, num_keys), params.query)
+    arguments: tuple[Any, ...] = (partial, partial_max, partial_sum, mask, _inputs(params), per_chunk)
     _launch(decoding_kernels.decode, (num_chunks, batch * heads), arguments, spec, tile)
     arguments = (out, lse, partial, partial_max, partial_sum, num_chunks, triton.next_power_of_2(num_chunks))
     _launch(decoding_kernels.join_chunks, (batch * heads,), arguments, spec, tile)

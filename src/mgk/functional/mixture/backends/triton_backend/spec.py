@@ -116,7 +116,7 @@ class Inputs(NamedTuple):
     sizes: Sizes
 
 
-class Call(NamedTuple):
+class KernelInputs(NamedTuple):
     """The inputs of the forward and backward kernels."""
 
     features: Features
