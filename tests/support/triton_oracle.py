@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mgk.functional.mixture.backends.triton_backend.launch import Problem
+from mgk.functional.mixture.backends.triton_backend.launch import AttentionParams
 
 
-def problem(
+def params(
     *,
     batch: int = 2,
     heads: int = 1,
@@ -33,7 +33,7 @@ def problem(
     scale: float = 1.0,
     offset: float = 0.0,
     seed: int = 0,
-) -> Problem:
+) -> AttentionParams:
     """Random inputs of the options; float tensors require gradients."""
     generator = torch.Generator().manual_seed(seed)
 
@@ -83,7 +83,7 @@ def problem(
         dead = torch.where(log_prior == -math.inf, -math.inf, 0.0)
         tensors["log_prior"] = dead.amax(2, keepdim=True).expand_as(dead).contiguous()
     ids = torch.randint(3, (batch, keys), generator=generator).sort(1).values if segments else None
-    return Problem(
+    return AttentionParams(
         **tensors,
         segments=None if ids is None else segment_bounds(ids),
         seed=torch.tensor([1234]) if dropout_p > 0 else None,
@@ -103,7 +103,7 @@ def segment_bounds(ids: Tensor) -> Tensor:
     )
 
 
-def scores(x: Problem) -> Tensor:
+def scores(x: AttentionParams) -> Tensor:
     """s_ijr (B, Hq, M, L, S), -inf for pairs that do not take part."""
     groups = x.query.shape[1] // x.keys.shape[1]
     keys = x.keys if x.shifts is None else x.keys + x.shifts[None, :, :, None]
@@ -135,7 +135,7 @@ def scores(x: Problem) -> Tensor:
     return s.where(alive, -math.inf)
 
 
-def attention(x: Problem, kept: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def attention(x: AttentionParams, kept: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """h (B, Hq, L, E) and lse (B, Hq, L); ``kept`` are the dropout factors (B, Hq, L, S)."""
     s = scores(x)
     s = s.max(2).values if x.is_hard else s.clamp_min(-1e300).logsumexp(2)
@@ -153,7 +153,7 @@ def attention(x: Problem, kept: Tensor | None = None) -> tuple[Tensor, Tensor]:
     return weights @ x.value.repeat_interleave(groups, 1), lse
 
 
-def counts(x: Problem, query_mask: Tensor | None) -> Tensor:
+def counts(x: AttentionParams, query_mask: Tensor | None) -> Tensor:
     """N_jr (B, H, M, S)."""
     s = scores(x)
     alive = s > -math.inf
@@ -167,9 +167,9 @@ def counts(x: Problem, query_mask: Tensor | None) -> Tensor:
     return shares.sum(3).unflatten(1, (x.keys.shape[1], -1)).sum(2)
 
 
-def as_double(x: Problem, *, requires_grad: bool = False) -> Problem:
-    """The same problem in float64."""
-    return Problem._make(
+def as_double(x: AttentionParams, *, requires_grad: bool = False) -> AttentionParams:
+    """The same params in float64."""
+    return AttentionParams._make(
         y.double().requires_grad_(requires_grad) if isinstance(y, Tensor) and y.is_floating_point() else y
         for y in x
     )
