@@ -154,7 +154,7 @@ def _is_distinct(case: Case) -> bool:
     return case.mixtures == 2 and case.variant in ("mgk", "smgk")
 
 
-def meta_problem(case: Case, length: int = 4096) -> Any:
+def meta_params(case: Case, length: int = 4096) -> Any:
     """The parameters of the case, without memory."""
     from mgk.functional.mixture.backends.triton_backend.launch import AttentionParams
 
@@ -193,7 +193,7 @@ def launches(case: Case, own_tile: Any = None) -> dict[str, tuple[Any, ...]]:
     def record(kernel: Any, grid: Any, arguments: Any, spec: Any, tile: Any) -> None:
         found[kernel.fn.__name__] = (kernel, arguments, spec, tile)
 
-    params = meta_problem(case)
+    params = meta_params(case)
     with launch.launching_with(record, case.target, own_tile), _tf32(case.dtype == "tf32"):
         if case.kernel == "decode":
             launch.decode(params)

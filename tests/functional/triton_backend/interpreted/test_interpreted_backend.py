@@ -126,7 +126,7 @@ def test_operators_are_as_torch_library_asks(options):
     inputs = inputs._make(
         x.requires_grad_() if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in inputs
     )
-    params = backend._problem(inputs)
+    params = backend._params(inputs)
     torch.library.opcheck(torch.ops.mgk.triton_forward, params, rtol=1e-4, atol=1e-4)
     detached = tuple(x.detach() if isinstance(x, torch.Tensor) else x for x in params)
     result = torch.ops.mgk.triton_forward(*detached)

@@ -66,7 +66,7 @@ class Triton(Backend[AttentionInputs]):
 
     def attention(self, inputs: AttentionInputs) -> tuple[Tensor, Tensor | None]:
         """h_i = sum_j A_ij v_j (Eq. 10), and the log-sum-exp where it is wanted."""
-        params = _problem(inputs.with_normalised_prior().with_key_mask_in_prior())
+        params = _params(inputs.with_normalised_prior().with_key_mask_in_prior())
         if _is_decoding(inputs):
             out, lse = torch.ops.mgk.triton_decode(*params)
         elif torch.compiler.is_compiling():
@@ -80,7 +80,7 @@ class Triton(Backend[AttentionInputs]):
     ) -> list[Tensor]:
         """N_jr = sum_i gamma_ijr."""
         del points  # moments are unsupported
-        counts: Tensor = torch.ops.mgk.triton_counts(*_problem(inputs), query_mask)
+        counts: Tensor = torch.ops.mgk.triton_counts(*_params(inputs), query_mask)
         return [counts]
 
 
@@ -122,7 +122,7 @@ def _is_decoding(inputs: AttentionInputs) -> bool:
     return known(inputs.num_queries == 1) and inputs.dropout_p == 0 and not any(map(needs_grad, inputs))
 
 
-def _problem(inputs: AttentionInputs) -> tuple[Any, ...]:
+def _params(inputs: AttentionInputs) -> tuple[Any, ...]:
     """The arguments of the operators, in the order of ``launch.AttentionParams``."""
     device = inputs.query.device
     variance = inputs.variance
