@@ -325,6 +325,13 @@ def test_a_run_killed_before_its_recipe_was_whole_starts_anew(tmp_path):
     assert train(tiny(), tmp_path / "run", resume=True).steps == 6
 
 
+def test_a_run_whose_data_cannot_be_opened_leaves_no_folder(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError):
+        train(tiny(data__folder=tmp_path / "file"), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 def test_data_that_changed_are_refused(tmp_path):
     killed_run(tiny(), tmp_path / "run", 3)
     path = tmp_path / "run" / "environment.json"

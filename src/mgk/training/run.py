@@ -3,8 +3,8 @@
 import os
 import shutil
 import sys
-from collections.abc import Callable
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from mgk._util.errors import Interrupted
+from mgk._util.errors import Interrupted, UserError
 from mgk._util.files import atomic_folder, folder_lock, write_json
 from mgk._util.machine import cpu_threads, describe
 from mgk._util.signals import StopSignals
@@ -74,32 +74,31 @@ def train(
                 out.mkdir(parents=True, exist_ok=True)
                 resources.enter_context(folder_lock(out))
                 # another may have begun and ended meanwhile
-                is_new &= not (out / run_dir.RECIPE).exists()
-                run_dir.prepare_run_dir(recipe, out, resume=resume, overwrite=overwrite)
-                _check_finished(out, on_note)
-            else:
-                on_step = on_log = on_test = on_note = _ignore
-            distributed.barrier()
-            if (out / run_dir.SUMMARY).is_file():
-                return run_dir.read_summary(out)
-            data = _open_data(recipe, on_note)
-            step = distributed.broadcast(_first_step(out, on_note) if is_first else 0)
-            if is_first:
-                _record_environment(out, recipe, data, device, step, on_note)
-            torch.manual_seed(recipe.seed)
-            loop = TrainingLoop(make_model(recipe, data), recipe, data, out, device=device, signals=signals)
-            if step:
-                loop.restore(out / run_dir.CHECKPOINTS / f"step-{step}")
+                is_new = is_new and not (out / run_dir.RECIPE).exists()
+            with _cleared_if_it_cannot_start(out if is_new else None):
+                if is_first:
+                    run_dir.prepare_run_dir(recipe, out, resume=resume, overwrite=overwrite)
+                    _check_finished(out, on_note)
+                else:
+                    on_step = on_log = on_test = on_note = _ignore
+                distributed.barrier()
+                if (out / run_dir.SUMMARY).is_file():
+                    return run_dir.read_summary(out)
+                data = _open_data(recipe, on_note)
+                step = distributed.broadcast(_first_step(out, on_note) if is_first else 0)
+                if is_first:
+                    _record_environment(out, recipe, data, device, step, on_note)
+                torch.manual_seed(recipe.seed)
+                model = make_model(recipe, data)
+                loop = TrainingLoop(model, recipe, data, out, device=device, signals=signals)
+                if step:
+                    loop.restore(out / run_dir.CHECKPOINTS / f"step-{step}")
             with run_dir.metrics_writer(out, step, on_log) if is_first else nullcontext(_ignore) as log:
                 loop.train(on_step, log)
             if loop.progress.step < recipe.training.max_steps:
                 came = signals.requested  # None: it came to another rank
                 raise Interrupted(f"stopped by {came.name if came else 'another process'}", came or SIGTERM)
             return _finish(loop, on_test)
-        except RecipeError:
-            if is_new:  # a run that cannot start leaves nothing in the way of the next
-                shutil.rmtree(out, ignore_errors=True)
-            raise
         except Interrupted as stop:
             command = f"mgk train --resume --out {out}"
             text = f"{stop} at {_last_step(out)}; go on with: {command}"
@@ -114,6 +113,17 @@ def train(
                 path = os.fsdecode(error.filename or out)
                 raise TrainingError(f"{path}: {error.strerror or error}") from error
             raise TrainingError(f"{out}: {reason(error)}; {checkpoints.last_good(out)}") from error
+
+
+@contextmanager
+def _cleared_if_it_cannot_start(new_run: Path | None) -> Iterator[None]:
+    """A run that cannot start leaves nothing in the way of the next."""
+    try:
+        yield
+    except (UserError, OSError) as error:
+        if new_run and not isinstance(error, Interrupted):
+            shutil.rmtree(new_run, ignore_errors=True)
+        raise
 
 
 def check_batch_size(recipe: Recipe, processes: int) -> None:
