@@ -128,6 +128,7 @@ class Inspection:
             the model.
         example: its text, truncated; of images a description.
         writings: of language models, by name.
+        step_seconds: of a training step of language models, by name, timed in turns.
     """
 
     flops: dict[str, Quantity]
@@ -136,6 +137,7 @@ class Inspection:
     example: str
     tokens: int
     writings: dict[str, Writing] = field(default_factory=dict)
+    step_seconds: dict[str, float] = field(default_factory=dict)
 
 
 def analyze_model(
@@ -192,14 +194,16 @@ def analyze_model(
 
 
 def inspect_models(runs: Mapping[str, Path], send: Callable[[Any], None] = lambda message: None) -> Inspection:
-    """FLOPs and attention maps of the models of finished runs, by model."""
+    """FLOPs, attention maps and speed of the models of finished runs, by model."""
     from mgk.analysis.attention_maps import attention_maps
     from mgk.analysis.cost_model import Sizes, forward_flops
+    from mgk.experiments.step_times import step_seconds
     from mgk.training.run_dir import read_run_recipe
     from mgk.training.tasks import lengths, load_model, open_data, quiet
 
     with quiet():
-        data = open_data(read_run_recipe(next(iter(runs.values()))).data)
+        recipe = read_run_recipe(next(iter(runs.values())))
+        data = open_data(recipe.data)
         test = data.split("test")
         all_lengths = lengths(test)
         example = test[_typical_example(test)]
@@ -215,7 +219,8 @@ def inspect_models(runs: Mapping[str, Path], send: Callable[[Any], None] = lambd
             (whole,) = attention_maps(model, [example])
             maps[name] = AttentionMaps(averaged(whole.weights, COMPARISON_SIDE), whole.layers, whole.heads)
         writings = _writings(models, data, example) if data.is_language else {}
-    return Inspection(flops, length, maps, _text(data, example), tokens, writings)
+        seconds = step_seconds(models, recipe) if data.is_language else {}
+    return Inspection(flops, length, maps, _text(data, example), tokens, writings, seconds)
 
 
 def _writings(

@@ -1,10 +1,12 @@
 """The time of a training step and of a generated token."""
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from mgk._util.machine import cpu_threads, describe
 from mgk.experiments.trials import Trial
@@ -41,6 +43,25 @@ def measure_times(
     return {"format": 1, "machine": str(describe()), "rounds": rounds, "models": models}
 
 
+def step_seconds(
+    models: Mapping[str, PreTrainedModel], recipe: Recipe, *, rounds: int = 15
+) -> dict[str, float]:
+    """Seconds of an optimizer step by model: medians over interleaved rounds.
+
+    The models are language models, and are changed.
+    """
+    steps = {name: _step(model, recipe) for name, model in models.items()}
+    seconds: dict[str, list[float]] = {name: [] for name in models}
+    with cpu_threads(recipe.training.threads):
+        for number in range(rounds + 1):
+            for name, step in steps.items():
+                begin = time.perf_counter()
+                step()
+                if number > 0:  # round 0 warms up
+                    seconds[name].append(time.perf_counter() - begin)
+    return {name: median(times) for name, times in seconds.items()}
+
+
 def _context(recipe: Recipe) -> int:
     assert recipe.data.max_length is not None
     return recipe.data.max_length
@@ -51,20 +72,26 @@ def _generated(recipe: Recipe) -> int:
     return _context(recipe) // 2
 
 
-def _works(recipe: Recipe) -> tuple[Work, Work]:
-    """An optimizer step of random tokens, and the second half of a text."""
-    torch.manual_seed(0)
-    model = make_model(recipe, open_data(recipe.data))
+def _step(model: PreTrainedModel, recipe: Recipe) -> Work:
+    """An optimizer step of random tokens."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    length, count = _context(recipe), _generated(recipe)
-    ids = torch.randint(model.config.vocab_size, (recipe.training.batch_size, length))
-    prompt = ids[:1, : length - count]
+    ids = torch.randint(model.config.vocab_size, (recipe.training.batch_size, _context(recipe)))
 
     def step() -> None:
         model.train()
         model(input_ids=ids, labels=ids).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
+
+    return step
+
+
+def _works(recipe: Recipe) -> tuple[Work, Work]:
+    """An optimizer step, and the second half of a text."""
+    torch.manual_seed(0)
+    model = make_model(recipe, open_data(recipe.data))
+    step, count = _step(model, recipe), _generated(recipe)
+    prompt = torch.randint(model.config.vocab_size, (1, _context(recipe) - count))
 
     def write() -> None:
         options = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}

@@ -29,8 +29,9 @@ def write_demo(results: Path, *, runs: Path) -> list[Path]:
     models = tuple(
         replace(
             result,
+            step_seconds=tuple(one.step_seconds[result.name] for one in inspections.values()),
             tokens_per_second=tuple(
-                inspection.writings[result.name].tokens_per_second for inspection in inspections.values()
+                one.writings[result.name].tokens_per_second for one in inspections.values()
             ),
         )
         for result in comparison.results
