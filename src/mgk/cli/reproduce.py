@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from mgk.experiments.render.tables import Table
     from mgk.experiments.reproduce.registry import Experiment
     from mgk.experiments.reproduce.runtime_estimate import Estimate
-    from mgk.experiments.result_store import ResultStore
     from mgk.experiments.study import Study
     from mgk.experiments.trials import Trial
 
@@ -92,35 +91,35 @@ def reproduce(
     A trial is one model on one task with one seed; experiments share their trials.
     """
     with cli_errors():
-        from mgk.experiments.plan import find_studies, reproduction_plan
+        from mgk.experiments.plan import TABLES_STUDY, find_studies, reproduction_plan
         from mgk.experiments.reproduce.registry import EXPERIMENTS, check_choice, find_experiments
         from mgk.experiments.runner import default_runs_folder
+        from mgk.experiments.study import read_study
         from mgk.training.errors import RecipeError
 
         chosen = None if tasks is None else split(tasks)
         check_choice(preset, chosen)
         if times and name != "frontier":
             raise RecipeError("--times are those of the models of mgk reproduce frontier")
-        run_folder = runs or default_runs_folder()
-        if name in find_studies(results) and not list_:
-            if times:
-                _measure_times(results)
-            else:
-                options = _Options(jobs, dry_run, allow_dirty, overwrite)
-                _run_study(name, results, run_folder, chosen, options)
-            return
+        options = _Options(runs or default_runs_folder(), jobs, dry_run, allow_dirty, overwrite)
+        studies = find_studies(results)
         if list_:
-            studies = find_studies(results)
             if name not in studies:
                 experiments = list(EXPERIMENTS.values()) if name is None else find_experiments(name, studies)
                 _list(experiments, preset, seeds, chosen, results)
             for study in studies:
                 if name in (None, study):
-                    _list_study(study, results)
+                    _list_study(read_study(results, study))
+            return
+        if name in studies:
+            if times:
+                _measure_times(read_study(results, name))
+            else:
+                _run_study(read_study(results, name, chosen), options)
             return
         if name is None:
             raise RecipeError("name an experiment, such as table1, or all; mgk reproduce --list shows them")
-        experiments = find_experiments(name, find_studies(results))
+        experiments = find_experiments(name, studies)
         fitting = [item for item in experiments if item.tasks_at(preset, chosen)]
         if not fitting:
             known = (*experiments[0].tasks_at(preset), *experiments[0].more_tasks)
@@ -128,8 +127,9 @@ def reproduce(
         plan = reproduction_plan(
             fitting, preset, seeds=seeds, tasks=chosen, rank_samples=rank_samples, overwrite=overwrite
         )
-        plan = _as_declared(plan, results, dry_run)
-        if _run(plan, results, run_folder, _Options(jobs, dry_run, allow_dirty, overwrite)):
+        if TABLES_STUDY in studies:
+            plan = _as_declared(plan, read_study(results, TABLES_STUDY), options)
+        if _run(plan, results, options):
             _write(fitting, preset, results)
 
 
@@ -144,121 +144,100 @@ def _check_clean() -> None:
 
 @dataclass(frozen=True)
 class _Options:
+    runs: Path
     jobs: int
     dry_run: bool
     allow_dirty: bool
     overwrite: bool
 
 
-def _run_study(name: str, results: Path, runs: Path, tasks: Sequence[str] | None, options: _Options) -> None:
-    """Run the stages of a study one after the other."""
-    from mgk.experiments.plan import TABLES_STUDY
-    from mgk.experiments.result_store import ResultStore
+def _check_study(study: "Study", options: _Options) -> None:
+    """Raise where its trials must not run yet; show which stages wait."""
     from mgk.experiments.study import check_committed, check_corpus, waiting
 
-    folder, study = _study(name, results, tasks)
     if not options.dry_run:
-        check_committed(folder, study, results)
+        check_committed(study)
         check_corpus(study)
     for reason in waiting(study):
         typer.echo(f"waits: {reason}", err=True)
-    store = ResultStore(folder)
-    own_runs = runs if name == TABLES_STUDY else runs / name
+
+
+def _run_study(study: "Study", options: _Options) -> None:
+    """Run the stages of a study one after the other."""
+    from mgk.experiments.plan import TABLES_STUDY
+
+    _check_study(study, options)
+    if study.id != TABLES_STUDY:
+        options = replace(options, runs=options.runs / study.id)
     try:
         for title in dict.fromkeys(stage.title for stage in study.stages):
             stages = tuple(stage for stage in study.stages if stage.title == title)
-            _run_stage(title, replace(study, stages=stages), store, own_runs, options)
+            _run_stage(title, replace(study, stages=stages), options)
         # Further seeds come last: a new point tells more than a narrower interval.
-        further = study.extended(store.found(study.trials)).stages[len(study.stages) :]
-        _run_stage("further seeds", replace(study, stages=further), store, own_runs, options)
+        further = study.extended().stages[len(study.stages) :]
+        _run_stage("further seeds", replace(study, stages=further), options)
     finally:  # also where it was interrupted
         if not options.dry_run:
-            _write_study(name, results, own_runs)
+            _write_study(study, options.runs)
 
 
-def _run_stage(title: str, study: "Study", store: "ResultStore", runs: Path, options: _Options) -> None:
+def _run_stage(title: str, study: "Study", options: _Options) -> None:
     """Run the trials of a study that has the stages of one title alone."""
     plan = study.plan(overwrite=options.overwrite)
     if title and plan.trials:
         typer.echo(f"{title}:", err=not options.dry_run)
-    _run(plan, store.folder, runs, options)
+    _run(plan, study.folder, options)
 
 
-def _study(name: str, results: Path, tasks: Sequence[str] | None) -> tuple[Path, "Study"]:
-    """Its folder, and the study with the stages of some tasks."""
-    from mgk.experiments.study import read_study, study_folder
-    from mgk.training.errors import RecipeError
-
-    folder = study_folder(results, name)
-    study = read_study(folder, results)
-    stages = tuple(stage for stage in study.stages if tasks is None or stage.task in tasks)
-    if not stages:
-        known = ", ".join(dict.fromkeys(stage.task for stage in study.stages))
-        raise RecipeError(f"{name} has no task {', '.join(tasks or ())}: it has {known}")
-    return folder, replace(study, stages=stages)
-
-
-def _write_study(name: str, results: Path, runs: Path) -> None:
+def _write_study(study: "Study", runs: Path) -> None:
     """Write what follows from the trials of a study."""
-    from mgk.experiments.compare.demo import write_demo
+    from mgk.experiments.compare import demo
     from mgk.experiments.plan import TABLES_STUDY
     from mgk.experiments.render.studies import STUDIES
     from mgk.experiments.reproduce.registry import EXPERIMENTS
 
-    if name == TABLES_STUDY:
-        for preset in dict.fromkeys(stage.preset for stage in _study(name, results, None)[1].stages):
-            _write(list(EXPERIMENTS.values()), preset, results)
-        return
-    if name == "demo":
-        paths = write_demo(results, runs=runs)
-    else:
-        paths = STUDIES[name].write(results) if name in STUDIES else []
+    paths = []
+    if study.id == TABLES_STUDY:
+        for preset in dict.fromkeys(stage.preset for stage in study.stages):
+            _write(list(EXPERIMENTS.values()), preset, study.results)
+    elif study.id == demo.ID:
+        paths = demo.write_demo(study, runs=runs)
+    elif study.id in STUDIES:
+        paths = STUDIES[study.id].write(study.results)
     for path in paths:
         typer.echo(f"written: {path}")
 
 
-def _measure_times(results: Path) -> None:
+def _measure_times(study: "Study") -> None:
     """Time the models of the frontier, which takes a quiet machine."""
     from mgk._util.files import write_json
     from mgk._util.progress import Progress
     from mgk.bench.timing import Steps, measure
-    from mgk.experiments.render.frontier import TIMES, Frontier
+    from mgk.experiments.render.frontier import TIMES
     from mgk.experiments.step_times import measure_times
     from mgk.experiments.trials import Trial
 
-    _, study = _study(Frontier.id, results, None)
     first = study.stages[0]
     models = dict.fromkeys(model for stage in study.stages for model in stage.specs)
     trials = [Trial(first.preset, first.task, model, 0, first.overrides) for model in models]
     with Progress("times") as progress:
         steps = Steps(progress, 2 * len(trials) * (_ROUNDS + 1))
         found = measure_times(trials, measure, rounds=_ROUNDS, on_run=steps)
-    path = results / Frontier.id / TIMES
+    path = study.folder / TIMES
     write_json(path, found)
     typer.echo(f"written: {path}")
-    _write_study(Frontier.id, results, results)
+    _write_study(study, study.folder)
 
 
-def _as_declared(plan: "Plan", results: Path, dry_run: bool) -> "Plan":
-    """The trials as results/plan.yaml declares them, at the presets that it is for."""
-    from mgk.experiments.plan import PLAN, TABLES_STUDY
-    from mgk.experiments.result_store import ResultStore
-
-    if not (results / PLAN).is_file():
-        return plan
-    from mgk.experiments.study import check_committed, waiting
-
-    _, study = _study(TABLES_STUDY, results, None)
-    declared = study.extended(ResultStore(results).found(study.trials)).adopted(plan)
+def _as_declared(plan: "Plan", study: "Study", options: _Options) -> "Plan":
+    """The trials as the plan of the tables declares them, at the presets that it is for."""
+    declared = study.extended().adopted(plan)
     if declared is not plan:
-        for reason in waiting(study):
-            typer.echo(f"waits: {reason}", err=True)
-        if not dry_run:
-            check_committed(results, study, results)
+        _check_study(study, options)
     return declared
 
 
-def _run(plan: "Plan", folder: Path, runs: Path, options: _Options) -> bool:
+def _run(plan: "Plan", folder: Path, options: _Options) -> bool:
     """Run what is missing, or show it only; whether it was run."""
     from mgk._util.progress import Progress
     from mgk.cli.trial_progress import TrialProgress
@@ -268,7 +247,7 @@ def _run(plan: "Plan", folder: Path, runs: Path, options: _Options) -> bool:
     from mgk.experiments.runner import run_plan
 
     store = ResultStore(folder)
-    missing = plan.missing(store, runs)
+    missing = plan.missing(store, options.runs)
     if not options.dry_run:
         check_data(missing)
         if any(trial.preset != "smoke" for trial in missing) and not options.allow_dirty:
@@ -285,7 +264,7 @@ def _run(plan: "Plan", folder: Path, runs: Path, options: _Options) -> bool:
             show = TrialProgress(
                 progress, {trial: max(item.seconds, 1e-3) for trial, item in estimates.items()}
             )
-            run_plan(plan, store, runs, jobs=options.jobs, on_progress=show.update, on_done=show.done)
+            run_plan(plan, store, options.runs, jobs=options.jobs, on_progress=show.update, on_done=show.done)
     return not options.dry_run
 
 
@@ -320,7 +299,7 @@ def _list(
     tasks: Sequence[str] | None,
     folder: Path,
 ) -> None:
-    from mgk.experiments.evidence.claims import CLAIMS, power_text
+    from mgk.experiments.evidence.claims import CLAIMS, power
     from mgk.experiments.evidence.effects import PresetResults
     from mgk.experiments.reproduce.runtime_estimate import estimate, in_words
     from mgk.experiments.result_store import ResultStore
@@ -351,24 +330,22 @@ def _list(
             planned = experiment.seeds_at(preset, seeds)
             for claim in CLAIMS:
                 if experiment.id in claim.experiments:
-                    typer.echo(f"    claim {claim.id}: {power_text(claim, results, planned)}")
+                    evidence = claim.verdict(results).evidence
+                    typer.echo(f"    claim {claim.id}: {power(evidence, planned)}")
     if others:
         typer.echo(f"\nThere are results at preset {', '.join(others)} too.")
     typer.echo("\nExperiments share their trials: run one with mgk reproduce ID, all with mgk reproduce all.")
 
 
-def _list_study(name: str, results: Path) -> None:
+def _list_study(study: "Study") -> None:
     """Its question, and the difference that each pair of models can detect."""
     from mgk.experiments.evidence.claims import compare_pair, power
     from mgk.experiments.evidence.effects import PresetResults
-    from mgk.experiments.result_store import ResultStore
     from mgk.experiments.study import waiting
 
-    folder, study = _study(name, results, None)
-    store = ResultStore(folder)
-    study = study.extended(store.found(study.trials))
-    found = store.found(study.trials)
-    typer.echo(f"{name:15} {study.question}")
+    study = study.extended()
+    found = study.measured
+    typer.echo(f"{study.id:15} {study.question}")
     typer.echo(f"    results: {len(found)} of {len(study.trials)} trials")
     for reason in waiting(study):
         typer.echo(f"    waits: {reason}")

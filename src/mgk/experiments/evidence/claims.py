@@ -320,11 +320,6 @@ def verdicts(results: PresetResults) -> dict[str, Verdict]:
     return {claim.id: claim.verdict(results) for claim in CLAIMS}
 
 
-def power_text(claim: Claim, results: PresetResults, seeds: int) -> str:
-    """The difference that so many seeds can detect."""
-    return power(claim.verdict(results).evidence, seeds)
-
-
 def power(evidence: Sequence[Evidence], seeds: int) -> str:
     """The difference that so many seeds can detect; of several the largest."""
     found: dict[str, float] = {}
