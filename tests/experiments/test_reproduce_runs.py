@@ -105,7 +105,7 @@ def test_trials_are_run_once_and_analyzed(tmp_path):
         replace(trial, model=replace(trial.model, **sizes)) for trial in (mgk, linear)
     }
     assert (
-        len(gather(ResultStore(runs), "smoke", records=records).others) == 2
+        len(gather(ResultStore(runs), "smoke", trials=records).others) == 2
     )  # none has the recipe of its table
 
 

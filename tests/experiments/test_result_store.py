@@ -175,17 +175,17 @@ def test_durations_are_readable(seconds, text):
 
 
 def test_tables_figures_and_verdicts_are_written(results):
-    outputs = gather(results, "laptop")
-    assert set(outputs.tables) == {name for name, item in EXPERIMENTS.items() if item.kind == "table"}
-    assert set(outputs.figures) == {name for name, item in EXPERIMENTS.items() if item.kind != "table"}
-    written = write_artifacts(outputs, results, [EXPERIMENTS[name] for name in ("table1", "fig2", "fig3")])
+    artifacts = gather(results, "laptop")
+    assert set(artifacts.tables) == {name for name, item in EXPERIMENTS.items() if item.kind == "table"}
+    assert set(artifacts.figures) == {name for name, item in EXPERIMENTS.items() if item.kind != "table"}
+    written = write_artifacts(artifacts, results, [EXPERIMENTS[name] for name in ("table1", "fig2", "fig3")])
     assert [path.name for path in written] == ["table1.md", "fig2.png", "fig3.png"]
     assert all(path.is_file() for path in written)
     assert written[1].read_bytes().startswith(b"\x89PNG")
     table = json.loads(written[0].with_suffix(".json").read_bytes())
     row = table["rows"][0]
     assert (row["model"], row["entries"]["listops"]["paper"]) == ("softmax, 2 heads", 36.76)
-    write_verdicts(outputs, results)
+    write_verdicts(artifacts, results)
     claims = json.loads((results.folder / "tables" / "laptop" / "claims.json").read_bytes())["claims"]
     assert claims["half-the-heads"]["verdict"] == "confirmed"
     figure = json.loads(written[2].with_suffix(".json").read_bytes())
@@ -194,6 +194,6 @@ def test_tables_figures_and_verdicts_are_written(results):
 
 def test_results_of_no_table_are_others(tmp_path):
     item = record("text", replace(MGK, heads=3), 0)
-    outputs = gather(ResultStore(tmp_path), "laptop", records=[item, record("text", MGK, 0)])
-    assert [other.trial.model.heads for other in outputs.others] == [3]
-    assert isinstance(outputs.records[0], TrialResult)
+    artifacts = gather(ResultStore(tmp_path), "laptop", trials=[item, record("text", MGK, 0)])
+    assert [other.trial.model.heads for other in artifacts.others] == [3]
+    assert isinstance(artifacts.trials[0], TrialResult)

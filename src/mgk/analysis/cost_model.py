@@ -241,11 +241,6 @@ def activation_bytes(sizes: Sizes) -> Quantity:
     return layer.times("L") + sizes.quantity("", *rest)
 
 
-def head_parameters(sizes: Sizes) -> Quantity:
-    """Of the head above the last norm; a tied output layer has none."""
-    return sizes.quantity("head parameters", *_head_terms(sizes, flops=False))
-
-
 def _attention_activations(sizes: Sizes) -> Iterator[Term]:
     if sizes.variant.is_linear:
         if sizes.feature_map != "elu":  # whose gradient needs its features alone

@@ -274,11 +274,11 @@ def _write(experiments: Sequence["Experiment"], preset: str, folder: Path) -> No
     from mgk.experiments.result_store import ResultStore
 
     store = ResultStore(folder)
-    outputs = gather(store, preset)
-    written = write_artifacts(outputs, store, experiments)
+    artifacts = gather(store, preset)
+    written = write_artifacts(artifacts, store, experiments)
     for experiment in experiments:
-        if experiment.kind == "table" and experiment.id in outputs.tables:
-            _show(outputs.tables[experiment.id])
+        if experiment.kind == "table" and experiment.id in artifacts.tables:
+            _show(artifacts.tables[experiment.id])
     for path in written:
         typer.echo(f"written: {path}")
     typer.echo(f"A page of everything, with verdicts on the claims: mgk report --results {folder}")

@@ -1,6 +1,5 @@
 """``mgk train``: from a recipe to a trained and tested model."""
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -8,7 +7,7 @@ import typer
 from typer import Argument, Option
 
 from mgk._util.progress import Progress
-from mgk.cli.cli_errors import cli_errors
+from mgk.cli.cli_errors import cli_errors, is_first_rank
 from mgk.cli.options import with_options
 from mgk.variants import VARIANTS
 
@@ -84,7 +83,7 @@ def train(
             typer.echo(chosen.to_yaml(), nl=False)
             return
         run = out or default_folder(chosen)
-        is_first = os.environ.get("RANK", "0") == "0"
+        is_first = is_first_rank()
         if is_first:  # before torch is imported
             check_run_dir(chosen, run, resume=resume, overwrite=overwrite)
             chosen.data.check()
