@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from mgk.experiments.study import Study
     from mgk.experiments.trials import Trial
 
-# Of tables that go into a file.
+# Characters of a line of a table that is not for a terminal.
 _WIDTH = 140
-# In which each model is timed.
+# Rounds of the timing.
 _ROUNDS = 7
 
 

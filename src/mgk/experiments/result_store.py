@@ -24,7 +24,7 @@ from mgk.training.recipe import PRESETS, Recipe
 from mgk.training.run_dir import RunSummary
 
 TRIALS, ANALYSIS, FIGURES, TABLES = "trials", "analysis", "figures", "tables"
-# Of a curve: no screen shows more, and the file stays small.
+# Points of a curve: as many as a screen shows, in a small file.
 MAX_POINTS = 150
 
 Curve = tuple[tuple[float, float], ...]  # (step, value)

@@ -32,13 +32,13 @@ class Stage:
     """Every combination of seeds, learning rates, initialisations and models.
 
     Attributes:
-        models: as in ``mgk:4`` or ``mgk:4 mixtures=3``.
-        inits: of queries, keys and shifts; None: the recipe's.
+        models: names such as ``mgk:4`` or ``mgk:4 mixtures=3``.
+        inits: initialisations of queries, keys and shifts; None: the recipe's.
         learning_rates: None: the recipe's; "chosen": that of the model's family in ``rates``.
         overrides: fields of the recipe, by path.
-        title: what it is for.
-        max_seeds: how many seeds there may be until the pairs' intervals are narrow
-            enough; None: no more.
+        title: the purpose of the stage.
+        max_seeds: the most seeds until the pairs' intervals are narrow enough; None: no
+            more than ``seeds``.
     """
 
     task: str
@@ -84,9 +84,9 @@ class Pair:
     """Two models that are compared: is the candidate better, or comparable or better?
 
     Attributes:
-        use: when somebody chooses between the two.
-        half_width: of the 95% interval, in per cent or points: stages with ``max_seeds`` grow
-            until it is reached; None: they do not for this pair.
+        use: the situation in which one chooses between the two.
+        half_width: half the 95% interval, in per cent or points; stages with ``max_seeds``
+            grow until it is reached; None: they do not for this pair.
     """
 
     candidate: str
@@ -103,7 +103,7 @@ class Pair:
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """What is asked, the trials that answer it, stage by stage, and the rule by which they do.
+    """A question, the trials that answer it, stage by stage, and the decision rule.
 
     Attributes:
         id: the name of the study.
@@ -218,7 +218,7 @@ class Study:
 
 
 def family(model: ModelSpec) -> str:
-    """The models that share a learning rate; grouped softmax is its own."""
+    """The family of models that share a learning rate; grouped softmax is its own."""
     is_grouped = model.attention == "softmax" and model.key_value_heads is not None
     return "grouped" if is_grouped else model.attention
 

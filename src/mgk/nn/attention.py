@@ -43,7 +43,7 @@ from mgk.nn.variances import (
 )
 from mgk.variants import CHOICES, VARIANTS, EStep, Kernel, Variant
 
-# What people type who come from nn.MultiheadAttention.
+# Arguments of nn.MultiheadAttention, and what to do instead.
 _ADAPTER = "or take mgk.nn.MultiheadMixtureAttention, which is called as nn.MultiheadAttention is"
 _OPTIONS_INSTEAD = {
     "": "pass the rest by name",

@@ -273,7 +273,7 @@ def _fewest_parameters(results: PresetResults) -> Iterator[Evidence]:
 
 
 def _most_efficient(results: PresetResults) -> Iterator[Evidence]:
-    """Of Table 4, smgk with a hard E-step costs least."""
+    """Of the models of Table 4, smgk with a hard E-step costs least."""
     models = EXPERIMENTS["table4"].models_at("paper")
     for what, count in (
         ("parameters", cost_model.model_parameters),
@@ -289,7 +289,7 @@ def _most_efficient(results: PresetResults) -> Iterator[Evidence]:
         )
 
 
-# By their names in claims.yaml.
+# Rules by their names in claims.yaml.
 _RULES: Mapping[str, Callable[..., Iterator[Evidence]]] = {
     "against_baseline": _against_baseline,
     "smgk_best": _smgk_best,

@@ -296,7 +296,7 @@ def _step(bench: Bench, shape: str, model: str, heads: int) -> str:
 
 
 def _summary(bench: Bench, file: str) -> str:
-    """For a first page: the table, then one line for each other benchmark."""
+    """The table, then one line for each other benchmark, for a first page."""
     machine = bench["kernels"]["machine"]
     caption = text("bench_summary", machine=machine, file=file)
     lines = []

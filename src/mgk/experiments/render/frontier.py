@@ -34,10 +34,10 @@ from mgk.variants import VARIANTS
 
 TIMES = "times.json"
 TASK = "bytes"
-# What all others are compared to, seed by seed: seeds differ in level.
+# The model that all others are compared to, seed by seed.
 BASELINE = ModelSpec("softmax", 4)
 
-# By the name of the cost: its heading.
+# Costs and their headings.
 COSTS = {
     "cache": "cache, bytes a token",
     "flops": "attention FLOPs a token",
@@ -99,7 +99,7 @@ class Frontier(StudyReport):
 
     @cached_property
     def found(self) -> PresetResults:
-        """By model and seed."""
+        """The results by model and seed."""
         return PresetResults(self.study.stages[0].preset, self.results)
 
     @cached_property
@@ -145,7 +145,7 @@ class Frontier(StudyReport):
         return [(pair, item) for pair, item in self.evidence() if pair.use and item.outcome != NOT_MEASURED]
 
     def comparisons(self) -> list[str]:
-        """The same, a line for each outcome: the models and what they share."""
+        """The answers, a line for each outcome: the models and their use."""
         lines: dict[str, list[str]] = {}
         for pair, item in self.answers():
             use = pair.use[0].lower() + pair.use[1:]
@@ -235,7 +235,7 @@ class Frontier(StudyReport):
         )
 
     def _series(self, cost: str, family: str) -> Iterable[Series]:
-        """By variant over the heads; then the Pareto front."""
+        """A curve for each variant, over its heads; then the Pareto front."""
         curves: dict[str, list[Point]] = {}
         for point in self.points:
             model = ModelSpec.parse(point.model)
@@ -274,7 +274,7 @@ def _family(point: Point) -> str:
 
 
 def _band(points: Sequence[Point], cost: str) -> list[tuple[float, float, float]]:
-    """Of the points that have a finite interval."""
+    """The intervals of the points, where they are finite."""
     return [
         (point.costs[cost], point.gain.low, point.gain.high)
         for point in points

@@ -17,7 +17,8 @@ from mgk.experiments.render.tables import DASH, machines, markdown_table
 from mgk.training.recipe import ModelSection
 from mgk.variants import VARIANTS
 
-# Of the criterion: what counts as equal, and what one for all may cost.
+# The criterion: regrets that count as equal, and the largest that one
+# initialisation for all families may have.
 TOLERANCE, MAX_REGRET = 0.002, 0.01
 _WIDE_FIRST = ("paper", "0.4", "0.1", "0.02")
 
@@ -32,7 +33,7 @@ class Initialisation(StudyReport):
 
     @cached_property
     def grids(self) -> dict[tuple[str, float | str | None], dict[str, Row]]:
-        """By task and learning rate: values by model, initialisation and seed.
+        """Values by task and learning rate, then by model, initialisation and seed.
 
         Validation bits per byte, or test accuracy in per cent.
         """
@@ -48,7 +49,7 @@ class Initialisation(StudyReport):
 
     @cached_property
     def means(self) -> dict[str, dict[str, float]]:
-        """Bits per byte of the stage with all of them, the widest first.
+        """Bits per byte of the first stage by model and initialisation.
 
         The mean over the seeds that all initialisations of a model have.
         """

@@ -155,7 +155,7 @@ def _verdicts(artifacts: Artifacts) -> str:
 
 
 def _measured(artifacts: Artifacts) -> str:
-    """Where and when."""
+    """The number of trials, and where and when they were measured."""
     if not artifacts.trials:
         return "Nothing has been measured yet."
     is_synthetic = any(trial.data.is_synthetic for trial in artifacts.trials)
@@ -180,7 +180,7 @@ def _experiment(artifacts: Artifacts, name: str) -> str:
 
 
 def _summary(artifacts: Artifacts) -> str:
-    """For a first page: the number of claims by outcome."""
+    """The number of claims by outcome, for a first page."""
     preset = artifacts.results.preset
     if not artifacts.trials:
         return sentence("not_measured", results=artifacts.cited)

@@ -87,7 +87,7 @@ class Table:
 
     @property
     def unit(self) -> str:
-        """Of the differences."""
+        """The unit of the differences."""
         return "points" if self.metric == "accuracy" else "% of the perplexity"
 
     def to_json(self) -> dict[str, Any]:
@@ -129,7 +129,7 @@ def make_table(experiment: Experiment, results: PresetResults) -> Table | None:
 
 
 def machines(trials: Sequence[TrialResult]) -> tuple[str, ...]:
-    """Where trials were measured: a line per machine."""
+    """The machine, days and commits of trials: a line per machine."""
     groups: dict[str, list[TrialResult]] = {}
     for trial in trials:
         machine = trial.machine
@@ -173,7 +173,7 @@ def difference_header(table: Table) -> list[str]:
 
 
 def difference_rows(table: Table) -> list[list[str]]:
-    """For each row with a reference: the differences with their intervals."""
+    """The differences with their intervals, of each row with a reference."""
     return [
         [row.model, row.reference or "", *(row.entries[column].difference_text for column in table.columns)]
         for row in table.rows

@@ -1,4 +1,4 @@
-"""From the folder of a finished run to the result of its trial."""
+"""Makes the result of a trial from the folder of its finished run."""
 
 from collections import Counter
 from pathlib import Path

@@ -9,7 +9,7 @@ from mgk.experiments.model_spec import ModelSpec
 
 AVERAGE = "average"
 LRA = ("listops", "text", "retrieval")
-# In LRA and not in the paper: columns of ours.
+# Tasks of LRA that the paper leaves out.
 EXTRA_TASKS = ("image", "pathfinder")
 SEEDS = 5
 

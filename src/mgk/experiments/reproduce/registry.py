@@ -93,7 +93,7 @@ class Experiment:
         return tuple(task for task in (*self.tasks, *self.more_tasks) if task in chosen)
 
     def seeds_at(self, preset: str, seeds: int | None = None) -> int:
-        """By default the preset's; one where models are analyzed."""
+        """The number of seeds: the preset's, or one where models are analyzed."""
         return seeds or (1 if self.kind == "maps" else SEEDS_OF_PRESET[preset])
 
     def trials(

@@ -63,7 +63,7 @@ def in_words(estimates: Mapping[Trial, Estimate]) -> str:
 
 
 def total_flops(recipe: Recipe) -> float:
-    """Of a whole trial: training, the evaluations on the way, and the test."""
+    """The FLOPs of a whole trial: training, its evaluations, and the test."""
     training, evaluation = recipe.training, recipe.evaluation
     sizes = sizes_of(recipe)
     if sizes.cutoffs:  # other words are rarely computed
@@ -77,7 +77,7 @@ def total_flops(recipe: Recipe) -> float:
 
 
 def _examples(recipe: Recipe, split: str) -> int:
-    """As far as it is known without the data."""
+    """The number of examples of a split, as far as the recipe says it."""
     limit: int | None = getattr(recipe.data, f"{split}_examples")
     if recipe.data.name.startswith("synthetic-"):
         return min(limit or 64, 64)
