@@ -8,7 +8,7 @@ import pytest
 from example_comparison import example
 
 from mgk._util.json_codec import dump, load
-from mgk.experiments.compare.page import comparison_page, result_columns, result_rows, summary, verdict
+from mgk.experiments.compare.page import comparison_page, result_table, summary, verdict
 from mgk.experiments.compare.result import Comparison, read_comparison, write_comparison
 from mgk.training.errors import RecipeError
 
@@ -59,8 +59,8 @@ def test_the_page_is_whole_and_self_contained(seeds, metric):
 
 def test_the_table_has_ratios_to_the_baseline():
     comparison, _ = example()
-    assert result_columns(comparison)[1] == "test accuracy"
-    first, second, third = result_rows(comparison)
+    _, columns, (first, second, third) = result_table(comparison)
+    assert columns[1] == "test accuracy"
     assert first[2] == "80.0k"
     assert second[2] == "71.0k (0.89)"
     assert third[-1] == "not measured"
