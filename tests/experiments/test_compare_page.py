@@ -8,8 +8,9 @@ import pytest
 from example_comparison import example
 
 from mgk._util.json_codec import dump, load
+from mgk._util import json_codec
 from mgk.experiments.compare.page import comparison_page, result_table, summary, verdict
-from mgk.experiments.compare.result import Comparison, read_comparison, write_comparison
+from mgk.experiments.compare.result import Comparison, read_comparison
 from mgk.training.errors import RecipeError
 
 
@@ -110,7 +111,7 @@ def test_json_round_trip(metric):
 def test_a_changed_comparison_is_refused(tmp_path):
     comparison, _ = example()
     path = tmp_path / "comparison.json"
-    write_comparison(path, comparison)
+    json_codec.write(path, comparison)
     assert read_comparison(path) == comparison
     text = path.read_text()
     for changed in (text.replace('"estimate": 0.', '"estimate": 0.1', 1), text.replace('"sha256"', '"sha255"')):

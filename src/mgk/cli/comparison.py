@@ -4,6 +4,7 @@ from pathlib import Path
 
 import typer
 
+from mgk._util import json_codec
 from mgk._util.files import write_file
 from mgk._util.progress import Progress
 from mgk.cli.tables import print_table
@@ -11,7 +12,7 @@ from mgk.cli.trial_progress import TrialProgress, describe
 from mgk.data.manifest import read_manifest
 from mgk.data.preparation import prepare, set_folder
 from mgk.experiments.compare import page
-from mgk.experiments.compare.result import Comparison, compare_results, write_comparison
+from mgk.experiments.compare.result import Comparison, compare_results
 from mgk.experiments.model_analysis import Inspection, inspect_models
 from mgk.experiments.plan import Plan, check_data
 from mgk.experiments.result_store import ResultStore
@@ -40,13 +41,13 @@ def run(plan: Plan, folder: Path) -> tuple[Comparison, Inspection]:
         progress.note("computing FLOPs and attention maps")
         models = {trial.model.name: trial.path(runs) for trial in plan.inspected}
         inspection: Inspection = run_isolated(inspect_models, {"inspection": (models,)})["inspection"]
-    results = {trial: result for trial in plan.trials if (result := store.read(trial)) is not None}
+    results = {result.trial: result for result in store.found(plan.trials)}
     return compare_results(plan, results, inspection), inspection
 
 
 def write(comparison: Comparison, inspection: Inspection, folder: Path, before: Comparison | None) -> None:
     """Write JSON and page; show the table and what the models write."""
-    write_comparison(folder / "comparison.json", comparison)
+    json_codec.write(folder / "comparison.json", comparison)
     path = folder / "comparison.html"
     write_file(path, page.comparison_page(comparison, inspection, before))
     names = {result.title: result.name for result in comparison.results}

@@ -6,7 +6,7 @@ from functools import cached_property
 from pathlib import Path
 
 from mgk._util.files import write_file
-from mgk._util.json_codec import compact_json
+from mgk._util.json_codec import write_compact
 from mgk.experiments.evidence.claims import verdicts, verdicts_json
 from mgk.experiments.evidence.decision_rules import Verdict
 from mgk.experiments.evidence.effects import PresetResults
@@ -92,11 +92,11 @@ def write_artifacts(artifacts: Artifacts, store: ResultStore, experiments: Itera
     for experiment in experiments:
         name = experiment.id
         if experiment.kind == "table" and (table := artifacts.tables.get(name)) is not None:
-            write_file(tables / f"{name}.json", compact_json(table.to_json()))
+            write_compact(tables / f"{name}.json", table.to_json())
             write_file(tables / f"{name}.md", f"# {table.title}\n\n`{table.command}`\n\n{markdown(table)}")
             written.append(tables / f"{name}.md")
         elif experiment.kind != "table" and (figure := artifacts.figures.get(name)) is not None:
-            write_file(figures / f"{name}.json", compact_json(figure.to_json()))
+            write_compact(figures / f"{name}.json", figure.to_json())
             write_file(figures / f"{name}.png", draw(figure))
             written.append(figures / f"{name}.png")
     return written
@@ -105,7 +105,7 @@ def write_artifacts(artifacts: Artifacts, store: ResultStore, experiments: Itera
 def write_verdicts(artifacts: Artifacts, store: ResultStore) -> None:
     """Write the verdicts on the paper's claims."""
     path = store.folder / TABLES / artifacts.results.preset / CLAIMS
-    write_file(path, compact_json(verdicts_json(artifacts.results)))
+    write_compact(path, verdicts_json(artifacts.results))
 
 
 def _has_own_recipe(result: TrialResult) -> bool:

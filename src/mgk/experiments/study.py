@@ -152,9 +152,8 @@ class Study:
 
     def plan(self, *, overwrite: bool = False) -> Plan:
         """The plan of all trials."""
-        trials = tuple(self.trials)
-        commands = dict.fromkeys(trials, f"mgk reproduce {self.id}")
-        return Plan(trials, commands, overwrite="changed" if overwrite else "none", sha256=self.sha256)
+        commands = dict.fromkeys(self.trials, f"mgk reproduce {self.id}")
+        return Plan(commands, overwrite="changed" if overwrite else "none", sha256=self.sha256)
 
     def extended(self) -> "Study":
         """The study with further seeds of the stages whose first ones are measured.
@@ -203,18 +202,11 @@ class Study:
         commands: dict[Trial, str] = {}
         analyzed = set()
         for trial, command in plan.commands.items():
-            found = declared.get((trial.preset, trial.task, trial.model), [])
-            for one in found:
+            for one in declared.get((trial.preset, trial.task, trial.model), []):
                 commands.setdefault(one, command)
                 if trial in plan.analyzed and one.seed == trial.seed:
                     analyzed.add(one)
-        return replace(
-            plan,
-            trials=tuple(commands),
-            commands=commands,
-            analyzed=frozenset(analyzed),
-            sha256=self.sha256,
-        )
+        return replace(plan, commands=commands, analyzed=frozenset(analyzed), sha256=self.sha256)
 
 
 def family(model: ModelSpec) -> str:

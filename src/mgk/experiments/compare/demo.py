@@ -3,7 +3,8 @@
 from dataclasses import replace
 from pathlib import Path
 
-from mgk.experiments.compare.result import compare_results, write_comparison
+from mgk._util import json_codec
+from mgk.experiments.compare.result import compare_results
 from mgk.experiments.model_analysis import Inspection, inspect_models
 from mgk.experiments.runner import run_isolated
 from mgk.experiments.study import Study
@@ -34,5 +35,5 @@ def write_demo(study: Study, *, runs: Path) -> list[Path]:
         for result in comparison.results
     )
     path = study.folder / COMPARISON
-    write_comparison(path, replace(comparison, results=models))
+    json_codec.write(path, replace(comparison, results=models))
     return [path]

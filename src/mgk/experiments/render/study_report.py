@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from mgk._util.files import write_file
-from mgk._util.json_codec import compact_json
+from mgk._util.json_codec import write_compact
 from mgk.experiments.plan import find_studies
 from mgk.experiments.render.figure_png import draw
 from mgk.experiments.render.figures import Figure
@@ -39,7 +39,7 @@ class StudyReport:
         if found is None or not found.results:
             return []
         path = results / cls.id / SUMMARY
-        write_file(path, compact_json(found.to_json()))
+        write_compact(path, found.to_json())
         figure = found.figure()
         if figure is None or not figure.panels:
             return [path]
