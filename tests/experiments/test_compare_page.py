@@ -7,8 +7,8 @@ from html.parser import HTMLParser
 import pytest
 from example_comparison import example
 
-from mgk._util.json_codec import dump, load
 from mgk._util import json_codec
+from mgk._util.json_codec import dump, load
 from mgk.experiments.compare.page import comparison_page, result_table, summary, verdict
 from mgk.experiments.compare.result import Comparison, read_comparison
 from mgk.training.errors import RecipeError
