@@ -10,7 +10,7 @@ from mgk._util.suggestions import did_you_mean
 from mgk.analysis.cost_model import Head, Sizes
 from mgk.data.task_registry import Kind, find_task
 from mgk.training.recipe import Recipe, load_recipe
-from mgk.variants import VARIANTS, ModelOptions
+from mgk.variants import VARIANTS, ModelOptions, VariantSpec
 
 _RECIPE_FIELDS = {
     "attention": "model.attention",
@@ -180,13 +180,18 @@ class ModelSpec:
         return {_RECIPE_FIELDS[name]: value for name, value in chosen.items()}
 
     @property
+    def variant(self) -> VariantSpec:
+        """The declaration of the variant."""
+        return VARIANTS[self.attention]
+
+    @property
     def is_mixture(self) -> bool:
         """Whether a key has components."""
-        return VARIANTS[self.attention].is_mixture
+        return self.variant.is_mixture
 
     def baseline(self, heads: int) -> "ModelSpec":
         """The baseline of a mixture's family, with so many heads."""
-        return ModelSpec(VARIANTS[self.attention].family, heads)
+        return ModelSpec(self.variant.family, heads)
 
     def scaled(self, factor: float) -> Self:
         """The same model with ``factor`` times the heads, of each kind."""

@@ -9,13 +9,13 @@ from typing import Any
 
 from mgk.analysis.initial_scores import score_std
 from mgk.experiments.evidence.decision_rules import least_regret, regrets
+from mgk.experiments.model_spec import ModelSpec
 from mgk.experiments.render.charts import Lines, Series
 from mgk.experiments.render.figures import Figure
 from mgk.experiments.render.numbers import text
 from mgk.experiments.render.study_report import StudyReport
 from mgk.experiments.render.tables import DASH, machines, markdown_table
 from mgk.training.recipe import ModelSection
-from mgk.variants import VARIANTS
 
 # The criterion: regrets that count as equal, and the largest that one
 # initialisation for all families may have.
@@ -64,7 +64,7 @@ class Initialisation(StudyReport):
     def choice(self, families: Sequence[str] = ("softmax", "linear")) -> tuple[str, float]:
         """The choice by the criterion for some families, and its largest regret."""
         values = {
-            name: row for name, row in self.means.items() if VARIANTS[name.partition(":")[0]].family in families
+            name: row for name, row in self.means.items() if ModelSpec.parse(name).variant.family in families
         }
         init = least_regret(values, tolerance=TOLERANCE)
         return init, max(regrets(values)[init].values())
@@ -121,9 +121,9 @@ class Initialisation(StudyReport):
         for family, title in (("softmax", "softmax, mgk and smgk"), ("linear", "linear, mlk and smlk")):
             series = []
             for name, row in self.means.items():
-                variant, _, heads = name.partition(":")
-                if VARIANTS[variant].family == family:
-                    points = [(log10(_score_std(variant, int(heads), init, model)), row[init]) for init in row]
+                spec = ModelSpec.parse(name)
+                if spec.variant.family == family:
+                    points = [(log10(_score_std(spec, init, model)), row[init]) for init in row]
                     series.append(Series(name, sorted(points)))
             panels.append(
                 Lines(
@@ -143,11 +143,11 @@ class Initialisation(StudyReport):
         )
 
 
-def _score_std(variant: str, heads: int, init: str, model: ModelSection) -> float:
+def _score_std(spec: ModelSpec, init: str, model: ModelSection) -> float:
     return score_std(
-        variant,
+        spec.attention,
         embed_dim=model["hidden_size"],
-        num_heads=heads,
+        num_heads=spec.heads,
         head_dim=model["head_dim"],
         init=init if init == "paper" else float(init),
     )
