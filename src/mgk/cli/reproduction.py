@@ -20,13 +20,7 @@ from mgk.experiments.evidence.effects import PresetResults
 from mgk.experiments.plan import TABLES_STUDY, Plan, check_data
 from mgk.experiments.render.frontier import TIMES
 from mgk.experiments.render.studies import STUDIES
-from mgk.experiments.render.tables import (
-    Table,
-    difference_caption,
-    difference_header,
-    difference_rows,
-    has_paper,
-)
+from mgk.experiments.render.tables import Table
 from mgk.experiments.reproduce.registry import EXPERIMENTS, Experiment
 from mgk.experiments.reproduce.runtime_estimate import Estimate, estimate, in_words
 from mgk.experiments.result_store import ResultStore
@@ -239,15 +233,15 @@ def list_study(study: Study) -> None:
 def _show(table: Table) -> None:
     rows = []
     for row in table.rows:
-        entries = [(row.entries[column], has_paper(table, column)) for column in table.columns]
+        entries = [(row.entries[column], table.has_paper(column)) for column in table.columns]
         texts = [
             f"{entry.text}\n(paper {entry.paper_text})" if beside else entry.text for entry, beside in entries
         ]
         rows.append([row.model, row.seeds_text, *texts])
     columns = ["model", "seeds", *(table.labels[column] for column in table.columns)]
     shown = [(f"{table.title}, preset {table.preset}", columns, rows)]
-    if differences := difference_rows(table):
-        shown.append((difference_caption(table), difference_header(table), differences))
+    if (differences := table.differences) is not None:
+        shown.append(differences)
     for title, names, lines in shown:
         print_table(title, names, lines, width=None if sys.stdout.isatty() else _WIDTH)
     for note in table.notes:

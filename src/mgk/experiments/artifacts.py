@@ -12,7 +12,7 @@ from mgk.experiments.evidence.decision_rules import Verdict
 from mgk.experiments.evidence.effects import PresetResults
 from mgk.experiments.render.bench_tables import BENCH, Bench, read_bench
 from mgk.experiments.render.figures import Figure, make_figure
-from mgk.experiments.render.tables import Table, make_table, markdown
+from mgk.experiments.render.tables import Table, make_table
 from mgk.experiments.reproduce.registry import EXPERIMENTS, Experiment, make_trial
 from mgk.experiments.result_store import FIGURES, TABLES, ResultStore, TrialResult
 from mgk.experiments.trials import changes
@@ -93,7 +93,7 @@ def write_artifacts(artifacts: Artifacts, store: ResultStore, experiments: Itera
         name = experiment.id
         if experiment.kind == "table" and (table := artifacts.tables.get(name)) is not None:
             write_compact(tables / f"{name}.json", table.to_json())
-            write_file(tables / f"{name}.md", f"# {table.title}\n\n`{table.command}`\n\n{markdown(table)}")
+            write_file(tables / f"{name}.md", f"# {table.title}\n\n`{table.command}`\n\n{table.markdown()}")
             written.append(tables / f"{name}.md")
         elif experiment.kind != "table" and (figure := artifacts.figures.get(name)) is not None:
             write_compact(figures / f"{name}.json", figure.to_json())

@@ -27,7 +27,7 @@ from mgk.experiments.render.frontier import Frontier
 from mgk.experiments.render.numbers import text as sentence
 from mgk.experiments.render.studies import STUDIES
 from mgk.experiments.render.study_report import SUMMARY, StudyReport
-from mgk.experiments.render.tables import DASH, machines, markdown, markdown_table
+from mgk.experiments.render.tables import DASH, machines, markdown_table
 from mgk.experiments.reproduce.published import AVERAGE, LRA
 from mgk.experiments.reproduce.registry import EXPERIMENTS
 from mgk.experiments.result_store import FIGURES, TABLES
@@ -171,7 +171,7 @@ def _experiment(artifacts: Artifacts, name: str) -> str:
     if item is None:
         return f"Not measured yet: `{EXPERIMENTS[name].command(preset)}`."
     if name in artifacts.tables:
-        folder, content = TABLES, markdown(artifacts.tables[name])
+        folder, content = TABLES, artifacts.tables[name].markdown()
     else:
         figure = artifacts.figures[name]
         alt = " ".join(panel.description for panel in figure.panels).replace("[", "(").replace("]", ")")

@@ -13,15 +13,7 @@ from mgk.experiments.render import html
 from mgk.experiments.render.charts import Lines, Maps, interval_chart
 from mgk.experiments.render.figures import Figure
 from mgk.experiments.render.numbers import short, text
-from mgk.experiments.render.tables import (
-    Table,
-    difference_caption,
-    difference_header,
-    difference_rows,
-    header,
-    machines,
-    text_rows,
-)
+from mgk.experiments.render.tables import Table, machines
 from mgk.experiments.reproduce.registry import EXPERIMENTS
 from mgk.experiments.result_store import TrialResult
 
@@ -87,9 +79,9 @@ def _claim(claim: decision_rules.Claim, verdict: decision_rules.Verdict) -> Mark
 
 
 def _table(table: Table) -> list[Markup]:
-    parts = [html.table(text("paper_table"), header(table), text_rows(table))]
-    if rows := difference_rows(table):
-        parts.append(html.table(difference_caption(table), difference_header(table), rows))
+    parts = [html.table(text("paper_table"), table.header, table.text_rows)]
+    if (differences := table.differences) is not None:
+        parts.append(html.table(*differences))
         charts = (_difference_chart(table, column) for column in table.columns)
         parts.append(html.grid(chart for chart in charts if chart is not None))
     return [*parts, *map(html.paragraph, table.notes), html.code_block(table.command)]
