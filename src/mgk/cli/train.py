@@ -9,6 +9,7 @@ from typer import Argument, Option
 from mgk._util.progress import Progress
 from mgk.cli.cli_errors import cli_errors, is_first_rank
 from mgk.cli.options import with_options
+from mgk.data.task_registry import SYNTHETIC
 from mgk.variants import VARIANTS
 
 if TYPE_CHECKING:
@@ -172,7 +173,7 @@ def _show(summary: "RunSummary", run: Path) -> None:
     peak, memory, sample = summary.peak_memory_bytes, "", ""
     if peak is not None:
         memory = f", peak memory {peak / 1e6:,.0f} MB"
-    if summary.data.startswith("synthetic-"):
+    if summary.data.startswith(SYNTHETIC):
         sample = " (a synthetic sample, not the real task)"
     model = f"{summary.attention}, {summary.heads} heads, {summary.parameters:,} parameters"
     speed = f"{summary.seconds_per_step:.3g} s each, {summary.tokens_per_second:,.0f} tokens/s"

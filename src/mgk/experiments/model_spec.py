@@ -8,7 +8,7 @@ import yaml
 from mgk import variants
 from mgk._util.suggestions import did_you_mean
 from mgk.analysis.cost_model import Head, Sizes
-from mgk.data.task_registry import Kind, find_task
+from mgk.data.task_registry import SYNTHETIC, Kind, find_task
 from mgk.training.recipe import Recipe, load_recipe
 from mgk.variants import VARIANTS, ModelOptions, VariantSpec
 
@@ -228,7 +228,7 @@ def sizes_of(recipe: Recipe, **options: Any) -> Sizes:
     task = find_task(recipe.task)
     head = HEAD_OF_KIND[task.kind]
     hidden = model.hidden_size or ModelOptions.hidden_size
-    is_sample = recipe.data.name.startswith("synthetic-")
+    is_sample = recipe.data.name.startswith(SYNTHETIC)
     given: dict[str, Any] = {
         "mixtures": model.num_mixtures,
         "cutoff_divisor": model.adaptive_div_value,

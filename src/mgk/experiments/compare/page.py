@@ -6,6 +6,7 @@ from math import isfinite
 from markupsafe import Markup
 
 from mgk.analysis.confidence_intervals import Interval, student_interval
+from mgk.data.task_registry import SYNTHETIC
 from mgk.experiments.compare.result import Comparison, Result
 from mgk.experiments.model_analysis import Inspection
 from mgk.experiments.render import html
@@ -45,7 +46,7 @@ def comparison_page(comparison: Comparison, inspection: Inspection, before: Comp
 def summary(comparison: Comparison) -> list[str]:
     """The result in sentences, one per candidate."""
     baseline = comparison.baseline
-    sentences = [text("synthetic")] if comparison.data.startswith("synthetic-") else []
+    sentences = [text("synthetic")] if comparison.data.startswith(SYNTHETIC) else []
     opening = f"{baseline.title}: {_score(comparison, baseline)}, {short(baseline.parameters)} parameters"
     chance = f" The majority-class baseline has {percent(comparison.chance)}." if comparison.chance else ""
     sentences.append(f"{opening}, {short(baseline.flops)} FLOPs an example.{chance}")

@@ -8,6 +8,7 @@ from typing import Any
 
 from mgk.experiments.render.numbers import text
 from mgk.experiments.render.tables import DASH, markdown_table
+from mgk.experiments.reproduce.published import TITLES
 from mgk.training.errors import TrainingError
 
 BENCH = "bench"
@@ -29,7 +30,6 @@ _SOFTMAX = "softmax, 8 heads, torch"
 _MODELS = (_SOFTMAX, "mgk soft, 4 heads", "mgk hard, 4 heads", "smgk soft, 4 heads", "smgk hard, 4 heads")
 _UNFUSED = "mgk unfused, 4 heads"
 _PASSES = ("forward", "forward+backward")
-_TASKS = {"listops": "ListOps", "text": "Text"}
 
 
 class _Rows:
@@ -278,7 +278,7 @@ def _train(bench: Bench, file: str) -> str:
     settings = bench["train"]["settings"]
     cells = [
         [
-            f"{_TASKS.get(shape, shape)}, {model}",
+            f"{TITLES.get(shape, shape)}, {model}",
             *(_step(bench, shape, model, heads) for heads in settings["heads"]),
         ]
         for shape in settings["shapes"]

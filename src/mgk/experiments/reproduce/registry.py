@@ -14,15 +14,14 @@ import yaml
 
 from mgk._util import json_codec
 from mgk.experiments.model_spec import ModelSpec
-from mgk.experiments.reproduce.published import EXTRA_TASKS, LRA, SEEDS, TABLES
+from mgk.experiments.reproduce.published import LRA, SEEDS, TABLES
 from mgk.experiments.trials import OVERRIDES, Trial
-from mgk.training.recipe import PRESETS, check_name
+from mgk.training.recipe import PRESETS, TASKS, check_name
 
 Kind = Literal["table", "curves", "maps", "cost"]
 
 SEEDS_OF_PRESET = {"paper": SEEDS, "workstation": 5, "laptop": 3, "smoke": 1}
 ALL = "all"
-TASKS = (*LRA, *EXTRA_TASKS, "bytes", "wikitext-2", "wikitext-103")
 
 
 @dataclass(frozen=True, kw_only=True)
