@@ -17,7 +17,6 @@ from mgk.data.task_registry import TASKS, find_task
 
 if TYPE_CHECKING:
     from mgk.data.inspection import SplitSummary
-    from mgk.data.manifest import Manifest
 
 app = typer.Typer(
     no_args_is_help=True, rich_markup_mode=None, help="The data sets: list, prepare, inspect, verify."
@@ -75,11 +74,7 @@ def _presence(folder: Path) -> str:
         manifest = read_manifest(folder)
     except (DataError, OSError):
         return "corrupt: see mgk data verify"
-    return "not here" if manifest is None else f"here: {_counts(manifest)}"
-
-
-def _counts(manifest: "Manifest") -> str:
-    return ", ".join(f"{split} {manifest.examples(split):,}" for split in manifest.splits)
+    return "not here" if manifest is None else f"here: {manifest.counts}"
 
 
 @app.command()
@@ -153,7 +148,7 @@ def _prepare(
     if len(ready.reasons) > _REASONS:
         typer.echo(f"Note: and {len(ready.reasons) - _REASONS:,} more of this kind.", err=True)
     suffix = "" if ready.is_new else " (nothing to do)"
-    return f"{ready.folder}: {_counts(ready.manifest)}{suffix}"
+    return f"{ready.folder}: {ready.manifest.counts}{suffix}"
 
 
 def _cores() -> int:

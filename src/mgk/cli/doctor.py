@@ -90,8 +90,7 @@ def _data() -> Iterator[str]:
         if manifest is None:
             absent.append(task.name)
         else:
-            counts = ", ".join(f"{split} {manifest.examples(split):,}" for split in manifest.splits)
-            yield f"  {task.name}: {wrong[0] if wrong else counts}"
+            yield f"  {task.name}: {wrong[0] if wrong else manifest.counts}"
     yield f"  not prepared: {', '.join(absent) or 'none'} (mgk data list says where they come from)"
 
 

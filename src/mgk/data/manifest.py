@@ -49,6 +49,11 @@ class Manifest:
         arrays = self.splits[split]
         return arrays["labels" if "labels" in arrays else "tokens"].shape[0]
 
+    @property
+    def counts(self) -> str:
+        """The examples of each split: ``train 256, test 64``."""
+        return ", ".join(f"{split} {self.examples(split):,}" for split in self.splits)
+
     def to_json(self) -> dict[str, Any]:
         """The manifest as JSON data."""
         return asdict(self)
