@@ -15,7 +15,13 @@ from mgk._util.progress import duration
 from mgk.experiments.artifacts import gather, write_artifacts, write_verdicts
 from mgk.experiments.plan import reproduction_plan
 from mgk.experiments.reproduce.registry import EXPERIMENTS
-from mgk.experiments.reproduce.runtime_estimate import BY_FORMULA, BY_RATE, EARLIER, estimate, in_words
+from mgk.experiments.reproduce.runtime_estimate import (
+    BY_FORMULA,
+    BY_RATE,
+    EARLIER,
+    describe_estimates,
+    estimate,
+)
 from mgk.experiments.result_store import ResultStore, TrialResult, thinned
 from mgk.experiments.trials import Trial
 from mgk.training.errors import RecipeError, TrainingError
@@ -162,7 +168,7 @@ def test_estimates_say_where_they_come_from(results, tmp_path, monkeypatch):
     nothing = estimate([Trial("smoke", "listops", SOFTMAX, 0)], ResultStore(tmp_path))
     assert next(iter(nothing.values())).basis == BY_FORMULA
     assert all(item.seconds > 0 for item in nothing.values())
-    assert in_words({known: estimate([known], results)[known]}) == f"about 3 min ({EARLIER})"
+    assert describe_estimates({known: estimate([known], results)[known]}) == f"about 3 min ({EARLIER})"
 
 
 @pytest.mark.parametrize(

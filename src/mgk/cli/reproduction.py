@@ -22,7 +22,7 @@ from mgk.experiments.render.frontier import TIMES
 from mgk.experiments.render.studies import STUDIES
 from mgk.experiments.render.tables import Table
 from mgk.experiments.reproduce.registry import EXPERIMENTS, Experiment
-from mgk.experiments.reproduce.runtime_estimate import Estimate, estimate, in_words
+from mgk.experiments.reproduce.runtime_estimate import Estimate, describe_estimates, estimate
 from mgk.experiments.result_store import ResultStore
 from mgk.experiments.runner import run_plan
 from mgk.experiments.study import Study, check_committed, check_corpus, waiting
@@ -135,7 +135,7 @@ def run(plan: Plan, folder: Path, options: Options) -> bool:
             _check_clean()
     estimates = estimate(missing, store)
     if plan.trials:
-        cost = f"; {len(missing)} to run, {in_words(estimates)}" if missing else ""
+        cost = f"; {len(missing)} to run, {describe_estimates(estimates)}" if missing else ""
         done = len(plan.trials) - len(missing)
         typer.echo(f"{len(plan.trials)} trials, {done} done{cost}", err=not options.dry_run)
     if options.dry_run:
@@ -195,7 +195,7 @@ def list_experiments(
         if experiment.more_tasks and tasks is None:
             names += f" (more with --tasks: {', '.join(experiment.more_tasks)})"
         typer.echo(f"    tasks: {names}; seeds: {experiment.seeds_at(preset, seeds)}")
-        cost = f"; the rest takes {in_words(estimate(missing, store))}" if missing else ""
+        cost = f"; the rest takes {describe_estimates(estimate(missing, store))}" if missing else ""
         done = f"{len(trials) - len(missing)} of {len(trials)}"
         typer.echo(f"    results: {done} trials at preset {preset}{cost}")
         if experiment.kind == "table":

@@ -26,8 +26,8 @@ _NAMES = {
     "variant": "attention",
     "window": "sliding_window",
 }
-# Names that other libraries have for fields.
-_ELSEWHERE = {
+# Names of fields in other libraries.
+_FOREIGN_NAMES = {
     **dict.fromkeys(("d_model", "n_embd"), "hidden_size"),
     **dict.fromkeys(("n_head", "n_heads", "num_head"), "num_attention_heads"),
     **dict.fromkeys(("n_layer", "n_layers"), "num_hidden_layers"),
@@ -181,7 +181,7 @@ class MgkConfig(ModelOptions, PreTrainedConfig):
 
     def _check_names(self, unknown: Iterable[str]) -> None:
         """Raise for keywords that misspell a field or name it as other libraries do."""
-        names, others = [field.name for field in fields(self)], _NAMES | _ELSEWHERE
+        names, others = [field.name for field in fields(self)], _NAMES | _FOREIGN_NAMES
         for name in unknown:
             # properties, and what older files hold for generation
             is_known = name == "auto_map" or hasattr(type(self), name) or hasattr(GenerationConfig(), name)

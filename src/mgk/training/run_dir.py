@@ -215,11 +215,11 @@ def check_files(run: Path, name: str) -> None:
         try:
             specs = files.verified_specs(source)
         except ValueError as error:
-            errors.append(f"{source}: this cannot be trusted ({error}); {way_on(run, source.name)}")
+            errors.append(f"{source}: this cannot be trusted ({error}); {recovery_hint(run, source.name)}")
             continue
         chosen = {path: spec for path, spec in specs.items() if path.startswith(name)}
         for wrong, what in files.wrong_files(run, chosen):
-            raise TrainingError(f"{run / wrong}: this file of the run {what}; {way_on(run, wrong)}")
+            raise TrainingError(f"{run / wrong}: this file of the run {what}; {recovery_hint(run, wrong)}")
         return
     if errors:
         raise TrainingError(errors[0])
@@ -231,7 +231,7 @@ def check_finished(run: Path) -> None:
     check_files(run, "")
 
 
-def way_on(run: Path, name: str) -> str:
+def recovery_hint(run: Path, name: str) -> str:
     """What to do about a file that is not what was written."""
     has_checkpoint = any((run / CHECKPOINTS).glob("step-*"))
     if name == RECIPE or not has_checkpoint:
@@ -246,7 +246,7 @@ def _reading(path: Path, absent: str, invalid: str) -> Iterator[Path]:
     except (FileNotFoundError, NotADirectoryError):
         raise TrainingError(f"{path.parent}: {absent} ({path.name} is missing)") from None
     except (ValueError, KeyError, TypeError) as error:
-        raise TrainingError(f"{path}: {invalid} ({error}); {way_on(path.parent, path.name)}") from None
+        raise TrainingError(f"{path}: {invalid} ({error}); {recovery_hint(path.parent, path.name)}") from None
 
 
 @contextmanager

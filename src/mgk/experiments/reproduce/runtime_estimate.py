@@ -56,7 +56,7 @@ def estimate(trials: Sequence[Trial], store: ResultStore) -> dict[Trial, Estimat
     return found
 
 
-def in_words(estimates: Mapping[Trial, Estimate]) -> str:
+def describe_estimates(estimates: Mapping[Trial, Estimate]) -> str:
     """The sum, and what it is based on."""
     total = sum(item.seconds for item in estimates.values())
     bases = dict.fromkeys(item.basis for item in estimates.values())
