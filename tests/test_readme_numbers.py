@@ -60,7 +60,7 @@ def differences(text: str, filled: str) -> list[str]:
 def test_every_cell_is_what_the_results_say(path, committed):
     text = path.read_text(encoding="utf-8")
     assert len([cell for cell in cells(text) if re.search(r"\d", cell.text)]) >= 20
-    filled = fill(text, committed, "results")
+    filled = fill(text, committed)
     assert not differences(text, filled), f"after new results: {REFRESH}"
     # sentences in the generated parts have numbers too
     assert filled == text, f"after new results: {REFRESH}"

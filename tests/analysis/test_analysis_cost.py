@@ -99,7 +99,6 @@ def test_parameters_of_models(attention, key_heads):
     sizes = Sizes.from_config(with_labels, length=48, head="classification")
     assert cost_model.layer_parameters(sizes).value == count(model.model.layers[0])
     assert cost_model.model_parameters(sizes).value == count(model)
-    assert cost_model.head_parameters(sizes).value == count(model.classifier)
     assert cost_model.model_parameters(replace(sizes, head="none")).value == count(MgkModel(with_labels))
 
 

@@ -16,6 +16,7 @@ PHRASES = (
     "yardstick",
     "made-up",
     "likeness",
+    "alike by",
     "as if nobody",
     "nobody sees",
     "gradients are shortened",

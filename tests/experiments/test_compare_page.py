@@ -7,9 +7,10 @@ from html.parser import HTMLParser
 import pytest
 from example_comparison import example
 
+from mgk._util import json_codec
 from mgk._util.json_codec import dump, load
-from mgk.experiments.compare.page import comparison_page, result_columns, result_rows, summary, verdict
-from mgk.experiments.compare.result import Comparison, read_comparison, write_comparison
+from mgk.experiments.compare.page import comparison_page, result_table, summary, verdict
+from mgk.experiments.compare.result import Comparison, read_comparison
 from mgk.training.errors import RecipeError
 
 
@@ -59,8 +60,8 @@ def test_the_page_is_whole_and_self_contained(seeds, metric):
 
 def test_the_table_has_ratios_to_the_baseline():
     comparison, _ = example()
-    assert result_columns(comparison)[1] == "test accuracy"
-    first, second, third = result_rows(comparison)
+    _, columns, (first, second, third) = result_table(comparison)
+    assert columns[1] == "test accuracy"
     assert first[2] == "80.0k"
     assert second[2] == "71.0k (0.89)"
     assert third[-1] == "not measured"
@@ -110,7 +111,7 @@ def test_json_round_trip(metric):
 def test_a_changed_comparison_is_refused(tmp_path):
     comparison, _ = example()
     path = tmp_path / "comparison.json"
-    write_comparison(path, comparison)
+    json_codec.write(path, comparison)
     assert read_comparison(path) == comparison
     text = path.read_text()
     for changed in (text.replace('"estimate": 0.', '"estimate": 0.1', 1), text.replace('"sha256"', '"sha255"')):

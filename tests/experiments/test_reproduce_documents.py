@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from synthetic_results import record, stored
 
-from mgk.experiments.artifacts import Outputs, gather
+from mgk.experiments.artifacts import Artifacts, gather
 from mgk.experiments.evidence.effects import PresetResults
 from mgk.experiments.render.markdown_sections import fill, fill_document
 from mgk.experiments.render.numbers import short
@@ -25,8 +25,8 @@ DOCUMENTS = tuple(
 
 
 @pytest.fixture(scope="module")
-def outputs(tmp_path_factory) -> Outputs:
-    return gather(stored(tmp_path_factory.mktemp("results")), "laptop")
+def artifacts(tmp_path_factory) -> Artifacts:
+    return gather(stored(tmp_path_factory.mktemp("all") / "results"), "laptop")
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
@@ -34,7 +34,7 @@ def test_the_committed_documents_are_those_of_the_committed_results(path, commit
     text = path.read_text(encoding="utf-8")
     assert "<!-- generated: " in text
     # After new results: mgk report with --update-docs FILE for each of these documents
-    assert fill(text, committed, "results") == text
+    assert fill(text, committed) == text
 
 
 def test_the_committed_tables_are_those_of_the_committed_trials(committed):
@@ -95,15 +95,15 @@ def test_numbers_that_no_file_has_are_noticed(tmp_path):
         check_numbers(table.format("1.23"), tmp_path)
 
 
-def test_a_filled_readme_has_numbers_of_the_tables(outputs, tmp_path):
+def test_a_filled_readme_has_numbers_of_the_tables(artifacts, tmp_path):
     place = tmp_path / "results" / "tables" / "laptop"
     place.mkdir(parents=True)
-    for name, table in outputs.tables.items():
+    for name, table in artifacts.tables.items():
         (place / f"{name}.json").write_text(json.dumps(table.to_json()))
     (place / "claims.json").write_text("{}")
     parts = ("summary", "headlines")
     empty = "".join(f"<!-- generated: {name} -->\n<!-- end of generated: {name} -->\n" for name in parts)
-    text = fill(f"# A\n\n{empty}", outputs, "results")
+    text = fill(f"# A\n\n{empty}", artifacts)
     assert check_numbers(text, tmp_path) > 40
     assert "claims, at preset `laptop`: " in text
 
@@ -114,18 +114,18 @@ def test_the_summary_names_the_tasks_of_the_average_alone(tmp_path):
         store.write(record("image", model, 0))
     found = gather(store, "laptop")
     assert "image" in found.tables["table1"].columns
-    text = fill("<!-- generated: headlines -->\n<!-- end of generated: headlines -->\n", found, "results")
+    text = fill("<!-- generated: headlines -->\n<!-- end of generated: headlines -->\n", found)
     assert "Retrieval (PeerRead pairs in place of AAN), of 3 seeds" in text
 
 
-def test_parts_are_filled_in_place(outputs, tmp_path):
+def test_parts_are_filled_in_place(artifacts, tmp_path):
     document = tmp_path / "page.md"
     parts = ("claims", "verdicts", "measured", "table1", "table3", "fig1", "fig5")
     empty = "".join(
         f"before\n<!-- generated: {name} -->\nold\n<!-- end of generated: {name} -->\n" for name in parts
     )
     document.write_text(empty)
-    assert fill_document(document, outputs, "results") == list(parts)
+    assert fill_document(document, artifacts) == list(parts)
     text = document.read_text()
     assert "old" not in text
     assert text.count("before\n<!-- generated: ") == len(parts)
@@ -134,24 +134,24 @@ def test_parts_are_filled_in_place(outputs, tmp_path):
     assert "2026-11-16; commit 0123456789" in text
     assert (tmp_path / "images/reproduction/fig1.png").read_bytes().startswith(b"\x89PNG")
     assert not (tmp_path / "images/reproduction/fig3.png").exists()
-    assert fill(text, outputs, "results") == text
+    assert fill(text, artifacts) == text
 
 
-def test_what_is_missing_has_its_command(outputs):
-    nothing = Outputs(PresetResults("laptop"))
-    text = fill("<!-- generated: table2 -->\n<!-- end of generated: table2 -->", nothing, "results")
+def test_what_is_missing_has_its_command(artifacts):
+    nothing = Artifacts(PresetResults("laptop"))
+    text = fill("<!-- generated: table2 -->\n<!-- end of generated: table2 -->", nothing)
     assert "Not measured yet: `mgk reproduce table2 --preset laptop`." in text
 
 
-def test_wrong_documents_are_named(outputs, tmp_path):
+def test_wrong_documents_are_named(artifacts, tmp_path):
     document = tmp_path / "page.md"
     with pytest.raises(TrainingError, match=r"page\.md: cannot be read"):
-        fill_document(document, outputs, "results")
+        fill_document(document, artifacts)
     document.write_text("nothing here")
     with pytest.raises(RecipeError, match="it has no generated part"):
-        fill_document(document, outputs, "results")
+        fill_document(document, artifacts)
     document.write_text("<!-- generated: tabel1 -->\n<!-- end of generated: tabel1 -->")
     with pytest.raises(
         RecipeError, match=r"page\.md: there is no generated part 'tabel1': choose one of abstract, claims"
     ):
-        fill_document(document, outputs, "results")
+        fill_document(document, artifacts)

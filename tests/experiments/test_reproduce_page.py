@@ -6,20 +6,20 @@ import pytest
 from synthetic_results import stored
 from test_page_in_chromium import DESKTOP, PHONE, look
 
-from mgk.experiments.artifacts import Outputs, gather
+from mgk.experiments.artifacts import Artifacts, gather
 from mgk.experiments.evidence.claims import CLAIMS
 from mgk.experiments.evidence.effects import PresetResults
 from mgk.experiments.reproduce.page import reproduction_page
 
 
 @pytest.fixture(scope="module")
-def outputs(tmp_path_factory) -> Outputs:
+def artifacts(tmp_path_factory) -> Artifacts:
     return gather(stored(tmp_path_factory.mktemp("results")), "laptop")
 
 
 @pytest.fixture(scope="module")
-def page(outputs) -> str:
-    return reproduction_page(outputs)
+def page(artifacts) -> str:
+    return reproduction_page(artifacts)
 
 
 def test_claims_come_first_then_tables_then_figures(page):
@@ -49,7 +49,7 @@ def test_everything_is_in_the_file(page):
 
 
 def test_a_page_of_nothing_is_still_a_page():
-    nothing = Outputs(PresetResults("laptop"))
+    nothing = Artifacts(PresetResults("laptop"))
     assert "Nothing has been measured yet" in reproduction_page(nothing)
 
 

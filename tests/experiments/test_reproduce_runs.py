@@ -45,7 +45,7 @@ def small(task: str, model: ModelSpec, seed: int = 0, **changes: object) -> Tria
 
 def plan_of(*trials: Trial, analyzed: tuple[Trial, ...] = (), **options: object) -> Plan:
     commands = dict.fromkeys(trials, "mgk reproduce table1 --preset smoke")
-    return Plan(trials, commands, frozenset(analyzed), rank_samples=6, **options)
+    return Plan(commands, frozenset(analyzed), rank_samples=6, **options)
 
 
 def test_trials_are_run_once_and_analyzed(tmp_path):
@@ -75,7 +75,7 @@ def test_trials_are_run_once_and_analyzed(tmp_path):
     text = results.path(mgk).read_text()
     assert str(tmp_path) not in text
     assert os.path.expanduser("~") not in text
-    analysis = results.read_analysis(mgk)
+    analysis = {item.trial: item for item in results.analyses("smoke")}[mgk]
     assert analysis is not None
     assert analysis.maps.weights.shape[:2] == (1, 2)
     assert len(analysis.ranks[0].ranks) == 6
@@ -92,7 +92,7 @@ def test_trials_are_run_once_and_analyzed(tmp_path):
     trained = (mgk.path(runs) / "summary.json").stat().st_mtime_ns
     run_plan(plan, results, runs, **calls)  # the analysis alone is made anew
     assert done == [mgk]
-    assert results.read_analysis(mgk) is not None
+    assert results.analysis_path(mgk).is_file()
     assert (mgk.path(runs) / "summary.json").stat().st_mtime_ns == trained
 
     done.clear()
@@ -105,7 +105,7 @@ def test_trials_are_run_once_and_analyzed(tmp_path):
         replace(trial, model=replace(trial.model, **sizes)) for trial in (mgk, linear)
     }
     assert (
-        len(gather(ResultStore(runs), "smoke", records=records).others) == 2
+        len(gather(ResultStore(runs), "smoke", trials=records).others) == 2
     )  # none has the recipe of its table
 
 

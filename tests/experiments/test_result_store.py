@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from synthetic_results import MGK, SOFTMAX, analysis, record, stored
 
-from mgk._util.json_codec import compact_json, dump, load
+from mgk._util.json_codec import dump, load, write_compact
 from mgk._util.machine import describe
 from mgk._util.progress import duration
 from mgk.experiments.artifacts import gather, write_artifacts, write_verdicts
@@ -65,9 +65,10 @@ def test_a_result_of_a_long_run_is_small(tmp_path):
     assert store.path(item.trial).stat().st_size < 60_000
 
 
-def test_lists_of_numbers_are_on_one_line():
+def test_lists_of_numbers_are_on_one_line(tmp_path):
     data = {"a": [1, 2, 3], "b": [[1, 2.5], [3, 4]], "c": {"d": [], "e": ["x y", "z"]}, "f": [{"g": 1}]}
-    text = compact_json(data)
+    write_compact(tmp_path / "data.json", data)
+    text = (tmp_path / "data.json").read_text()
     assert json.loads(text) == data
     assert '"a": [1, 2, 3]' in text
     assert '"b": [[ 1, 2.5' in text or '"b": [[1, 2.5], [3, 4]]' in text
@@ -76,14 +77,12 @@ def test_lists_of_numbers_are_on_one_line():
 def test_the_analysis_of_a_model_comes_back(tmp_path):
     store, item = ResultStore(tmp_path), analysis("retrieval", replace(MGK, heads=2))
     store.write(item)
-    found = store.read_analysis(item.trial)
-    assert found is not None
+    (found,) = store.analyses("laptop")
     np.testing.assert_allclose(found.maps.weights, item.maps.weights, atol=item.maps.weights.max() / 500)
     assert replace(found, maps=item.maps) == item
     assert store.analysis_path(item.trial).stat().st_size < 60_000
-    assert store.read_analysis(replace(item.trial, seed=1)) is None
     store.remove(item.trial)
-    assert store.read_analysis(item.trial) is None
+    assert store.analyses("laptop") == []
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"format": 2}', "[1]"])
@@ -96,7 +95,7 @@ def test_a_damaged_result_is_named(tmp_path, text):
     store.analysis_path(trial).parent.mkdir(parents=True)
     store.analysis_path(trial).write_text(text)
     with pytest.raises(TrainingError, match=r"mgk-1h-seed-0.json: this is not the analysis of a model"):
-        store.read_analysis(trial)
+        store.analyses("laptop")
 
 
 def test_a_result_of_another_recipe_is_not_taken_for_this_one(tmp_path):
@@ -175,17 +174,17 @@ def test_durations_are_readable(seconds, text):
 
 
 def test_tables_figures_and_verdicts_are_written(results):
-    outputs = gather(results, "laptop")
-    assert set(outputs.tables) == {name for name, item in EXPERIMENTS.items() if item.kind == "table"}
-    assert set(outputs.figures) == {name for name, item in EXPERIMENTS.items() if item.kind != "table"}
-    written = write_artifacts(outputs, results, [EXPERIMENTS[name] for name in ("table1", "fig2", "fig3")])
+    artifacts = gather(results, "laptop")
+    assert set(artifacts.tables) == {name for name, item in EXPERIMENTS.items() if item.kind == "table"}
+    assert set(artifacts.figures) == {name for name, item in EXPERIMENTS.items() if item.kind != "table"}
+    written = write_artifacts(artifacts, results, [EXPERIMENTS[name] for name in ("table1", "fig2", "fig3")])
     assert [path.name for path in written] == ["table1.md", "fig2.png", "fig3.png"]
     assert all(path.is_file() for path in written)
     assert written[1].read_bytes().startswith(b"\x89PNG")
     table = json.loads(written[0].with_suffix(".json").read_bytes())
     row = table["rows"][0]
     assert (row["model"], row["entries"]["listops"]["paper"]) == ("softmax, 2 heads", 36.76)
-    write_verdicts(outputs, results)
+    write_verdicts(artifacts, results)
     claims = json.loads((results.folder / "tables" / "laptop" / "claims.json").read_bytes())["claims"]
     assert claims["half-the-heads"]["verdict"] == "confirmed"
     figure = json.loads(written[2].with_suffix(".json").read_bytes())
@@ -194,6 +193,6 @@ def test_tables_figures_and_verdicts_are_written(results):
 
 def test_results_of_no_table_are_others(tmp_path):
     item = record("text", replace(MGK, heads=3), 0)
-    outputs = gather(ResultStore(tmp_path), "laptop", records=[item, record("text", MGK, 0)])
-    assert [other.trial.model.heads for other in outputs.others] == [3]
-    assert isinstance(outputs.records[0], TrialResult)
+    artifacts = gather(ResultStore(tmp_path), "laptop", trials=[item, record("text", MGK, 0)])
+    assert [other.trial.model.heads for other in artifacts.others] == [3]
+    assert isinstance(artifacts.trials[0], TrialResult)

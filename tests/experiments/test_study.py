@@ -32,7 +32,6 @@ from mgk.experiments.study import (
     check_committed,
     check_corpus,
     read_study,
-    study_folder,
     waiting,
 )
 from mgk.training.errors import RecipeError
@@ -63,7 +62,7 @@ def git(folder, *arguments):
 
 
 def test_a_plan_lists_each_trial_once_models_within_starts_within_seeds(results):
-    study = read_study(results / "initialisation")
+    study = read_study(results, "initialisation")
     assert [str(trial) for trial in study.trials] == [
         *(
             f"smoke/bytes/{model}-init-{start}-lr-0.002-seed-{seed}"
@@ -85,21 +84,21 @@ def test_a_plan_lists_each_trial_once_models_within_starts_within_seeds(results)
 def test_what_is_no_plan_is_an_error(results, text):
     (results / "initialisation" / "plan.yaml").write_text(text)
     with pytest.raises(RecipeError, match=r"plan\.yaml: this is not the plan of a study"):
-        read_study(results / "initialisation")
+        read_study(results, "initialisation")
 
 
 def test_a_plan_must_be_committed_and_unchanged(results):
-    folder = results / "initialisation"
+    study = read_study(results, "initialisation")
     with pytest.raises(RecipeError, match=r"plan\.yaml: commit this plan before its trials are run"):
-        check_committed(folder)
+        check_committed(study)
     git(results, "init", "--quiet")
     git(results, "add", "-A")
     with pytest.raises(RecipeError, match="commit this plan"):  # added is not committed
-        check_committed(folder)
+        check_committed(study)
     git(results, "commit", "--quiet", "--message", "plan")
-    check_committed(folder)
-    (folder / "plan.yaml").write_text(PLAN + "# changed\n")
-    assert not is_committed(folder / "plan.yaml")
+    check_committed(study)
+    (study.folder / "plan.yaml").write_text(PLAN + "# changed\n")
+    assert not is_committed(study.folder / "plan.yaml")
 
 
 def test_results_do_not_make_a_checkout_dirty_and_sources_do(tmp_path):
@@ -132,7 +131,7 @@ def test_a_study_runs_from_its_plan_and_stores_its_hash(results, tmp_path):
     arguments = ["--results", str(results), "--runs", str(tmp_path / "runs"), "--allow-dirty", "--jobs", "2"]
     done = CliRunner().invoke(app, ["reproduce", "initialisation", *arguments])
     assert done.exit_code == 0, done.output
-    study, store = read_study(results / "initialisation"), ResultStore(results / "initialisation")
+    study, store = read_study(results, "initialisation"), ResultStore(results / "initialisation")
     for trial in study.trials:
         found = store.read(trial)
         assert (found.trial, found.plan, found.metric) == (trial, study.sha256, "test_bits_per_byte")
@@ -164,7 +163,7 @@ def test_the_choice_follows_the_criterion(results):
         ("mgk", "0.1"): 2.00,
     }
     store = ResultStore(results / "initialisation")
-    study = read_study(results / "initialisation")
+    study = read_study(results, "initialisation")
     assert Initialisation.read(results).sentences() == [
         "0 of 9 trials are done; no initialisation is chosen yet."
     ]
@@ -213,7 +212,7 @@ def test_initialisations_are_compared_over_the_seeds_that_all_of_them_have(resul
     """The second seed is worse by 10%, and only one initialisation has it: that is no regret of it."""
     store = ResultStore(results / "initialisation")
     base = record("wikitext-2", ModelSpec("mgk", 1), 0, perplexity=4.0)
-    for trial in read_study(results / "initialisation").stages[0].trials:
+    for trial in read_study(results, "initialisation").stages[0].trials:
         if trial.seed == 0 or str(trial.model.init) == "0.1":
             metrics = {"validation_bits_per_byte": 2.0 * (1 + 0.1 * trial.seed)}
             summary = replace(base.summary, metric="bits_per_byte", metrics=metrics)
@@ -258,9 +257,9 @@ def frontier(tmp_path):
     for name, text in (("learning-rates", RATES), ("frontier", FRONTIER)):
         (results / name).mkdir(parents=True)
         (results / name / "plan.yaml").write_text(text)
-    assert read_study(results / "frontier").trials == []
+    assert read_study(results, "frontier").trials == []
     store = ResultStore(results / "learning-rates")
-    for trial in read_study(results / "learning-rates").trials:
+    for trial in read_study(results, "learning-rates").trials:
         is_better = trial.learning_rate == (0.001 if trial.model.attention == "smgk" else 0.004)
         if trial.model.key_value_heads is None or trial.seed == 100:
             store.write(bits(trial, (2.0 if is_better else 2.1) + 0.2 * (trial.seed - 100)))
@@ -271,7 +270,7 @@ def frontier(tmp_path):
 def test_a_learning_rate_is_chosen_once_its_family_is_complete(frontier):
     summary = read_json(frontier / "learning-rates" / "summary.json")
     assert summary["chosen"] == {"bytes": {"softmax": 0.004, "smgk": 0.001}}  # grouped softmax lacks a seed
-    study = read_study(frontier / "frontier")
+    study = read_study(frontier, "frontier")
     (reason,) = waiting(study)
     assert reason == "no learning rate is chosen for bytes yet: mgk reproduce learning-rates --tasks bytes"
     assert {trial.learning_rate for trial in study.trials} == {0.001}  # of the stage without grouped softmax
@@ -280,24 +279,25 @@ def test_a_learning_rate_is_chosen_once_its_family_is_complete(frontier):
 def complete(results):
     """With the missing learning rate, and results of the first seeds of the pairs."""
     store = ResultStore(results / "learning-rates")
-    for trial in read_study(results / "learning-rates").trials:
+    for trial in read_study(results, "learning-rates").trials:
         if not store.has(trial):
             store.write(bits(trial, 2.0))
     LearningRates.write(results)
-    study, store = read_study(results / "frontier"), ResultStore(results / "frontier")
+    study = read_study(results, "frontier")
+    assert study.extended() == study  # not before they are measured
     for trial in study.stages[0].trials:
         gain = GAINS[trial.seed] if trial.model.attention == "smgk" else 0.0
-        store.write(bits(trial, 2.0 * (1 + 0.1 * (trial.seed - 10)) * (1 - gain)))
-    return study, store
+        study.store.write(bits(trial, 2.0 * (1 + 0.1 * (trial.seed - 10)) * (1 - gain)))
+    return study
 
 
 def test_seeds_follow_from_the_variance_of_the_first_ones(frontier):
     """N = (t s / d)^2 with t_0.975 of 3, at most max_seeds; grouped softmax is in no pair."""
-    study, store = complete(frontier)
+    study = complete(frontier)
     assert list(waiting(study)) == []
     count = (3.18245 * stdev(100 * gain for gain in GAINS.values()) / 0.6) ** 2
     assert 5 < count < 6
-    extended = study.extended(store.found(study.trials))
+    extended = study.extended()
     more = [trial for trial in extended.trials if trial not in study.trials]
     assert [(trial.model.name, trial.seed, trial.learning_rate) for trial in more] == [
         ("softmax:4", 14, 0.004),
@@ -305,9 +305,8 @@ def test_seeds_follow_from_the_variance_of_the_first_ones(frontier):
         ("softmax:4", 15, 0.004),
         ("smgk:2", 15, 0.001),
     ]
-    assert study.extended(()) == study  # not before they are measured
     wide = replace(study, pairs=(replace(study.pairs[0], half_width=0.1),))
-    assert max(trial.seed for trial in wide.extended(store.found(study.trials)).trials) == 10 + 9 - 1
+    assert max(trial.seed for trial in wide.extended().trials) == 10 + 9 - 1
 
 
 def test_the_frontier_has_paired_gains_costs_and_advice(frontier):
@@ -349,23 +348,22 @@ def test_what_is_still_learned_at_the_end_is_said():
 
 
 def test_a_plan_refers_to_learning_rates_that_must_be_committed(frontier):
-    folder = frontier / "frontier"
     git(frontier, "init", "--quiet")
     git(frontier, "add", "*/plan.yaml")
     git(frontier, "commit", "--quiet", "--message", "plans")
     with pytest.raises(RecipeError, match="commit these learning rates before the trials are run"):
-        check_committed(folder, read_study(folder))
+        check_committed(read_study(frontier, "frontier"))
     git(frontier, "add", "-A")
     git(frontier, "commit", "--quiet", "--message", "rates")
-    check_committed(folder, read_study(folder))
+    check_committed(read_study(frontier, "frontier"))
     (frontier / "learning-rates" / "summary.json").unlink()
     with pytest.raises(RecipeError, match="no learning rate is chosen yet: mgk reproduce learning-rates"):
-        check_committed(folder, read_study(folder))
+        check_committed(read_study(frontier, "frontier"))
 
 
 @pytest.mark.usefixtures("own_data_folder")
 def test_a_study_wants_its_own_text():
-    study = read_study(COMMITTED / "demo")
+    study = read_study(COMMITTED, "demo")
     with pytest.raises(DataError, match="bytes is not prepared"):
         check_corpus(study)
 
@@ -380,7 +378,7 @@ stages:
      models: ["softmax:2", "smgk:1"]}
 """
     )
-    study = read_study(tmp_path, tmp_path)
+    study = read_study(tmp_path, "plan")
     plan = study.adopted(reproduction_plan([EXPERIMENTS["table1"]], "workstation"))
     assert [str(trial) for trial in plan.trials[:2]] == [
         "workstation/listops/softmax-2h-lr-0.003-seed-0",
@@ -395,7 +393,7 @@ stages:
 
 @pytest.mark.parametrize("name", find_studies(COMMITTED))
 def test_committed_plans_are_consistent(name):
-    study = read_study(study_folder(COMMITTED, name), COMMITTED)
+    study = read_study(COMMITTED, name)
     models = {model for stage in study.stages for model in stage.specs}
     assert all(spec in models for pair in study.pairs for spec in pair.specs)
     assert set(study.claims) <= {claim.id for claim in CLAIMS}
@@ -422,13 +420,13 @@ def test_some_tasks_of_a_study_can_be_chosen():
 
 
 def test_the_committed_demo_is_that_of_compare():
-    (stage,) = read_study(COMMITTED / "demo").stages
+    (stage,) = read_study(COMMITTED, "demo").stages
     assert stage.overrides == QUICK
     assert len(stage.seeds) == 5
 
 
 def test_softmax_with_a_wider_feed_forward_part_has_the_parameters_of_the_others():
-    (stage,) = (one for one in read_study(COMMITTED / "frontier").stages if one.title == "matched parameters")
+    (stage,) = (one for one in read_study(COMMITTED, "frontier").stages if one.title == "matched parameters")
     wider = [trial.recipe for trial in replace(stage, learning_rates=(None,), seeds=(0,)).trials]
     others = [
         replace(stage, learning_rates=(None,), seeds=(0,), models=(name,)).trials[0].recipe
@@ -441,7 +439,7 @@ def test_softmax_with_a_wider_feed_forward_part_has_the_parameters_of_the_others
 
 @pytest.mark.usefixtures("own_data_folder")
 def test_times_are_of_steps_and_tokens(results):
-    (trial, *_) = read_study(results / "initialisation").trials
+    (trial, *_) = read_study(results, "initialisation").trials
     calls = []
 
     def measure(works, *, rounds, on_run):

@@ -168,7 +168,7 @@ def verified_specs(path: Path) -> FileSpecs:
 
 
 def _content_hash(data: Mapping[str, Any]) -> str:
-    """Of the values: neither white space nor the order of keys matters."""
+    """The SHA-256 of the values, whatever white space and order of keys."""
     text = json.dumps(data, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 

@@ -1,11 +1,14 @@
-"""Dataclasses as checked JSON data and back; compact JSON text."""
+"""Dataclasses as checked JSON data and back; compact JSON files."""
 
 import json
 import re
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
+
+from mgk._util.files import with_hash, write_file
 
 _T = TypeVar("_T")
 _adapter: Any = lru_cache(TypeAdapter)  # mypy: "a type cannot be hashed"
@@ -27,12 +30,17 @@ def load(kind: type[_T], data: Any) -> _T:
     return value
 
 
-def compact_json(data: Any) -> str:
-    """Indented JSON whose lists of numbers are on one line."""
+def write(path: Path, value: Any) -> None:
+    """Write a dataclass as JSON with the SHA-256 of its content."""
+    write_compact(path, with_hash(dump(value)))
+
+
+def write_compact(path: Path, data: Any) -> None:
+    """Write indented JSON whose lists of numbers are on one line."""
     text = json.dumps(data, indent=1, ensure_ascii=False)
     # lists of numbers, then lists of such lists
     text = re.sub(r"\[\s+([^\[\]{}]*?)\s+\]", _on_one_line, text)
-    return re.sub(r"\[\s+(\[[^{}]*?\])\s+\]", _on_one_line, text) + "\n"
+    write_file(path, re.sub(r"\[\s+(\[[^{}]*?\])\s+\]", _on_one_line, text) + "\n")
 
 
 def _on_one_line(match: re.Match[str]) -> str:

@@ -15,7 +15,7 @@ PRIVATE_NAMES: dict[str, str] = {
     "transformers.GenerationMixin._validate_generated_length": "knows the final max_length",
 }
 
-# Names that are read or set, not overridden. No public one tells the same.
+# Names that are read or set, not overridden. No public name has the same meaning.
 PRIVATE_ATTRIBUTES: dict[str, str] = {
     "torch._C._are_functorch_transforms_active": "small calls go past the operators",
     "torch._C._functorch.get_unwrapped": "the tangent below vmap",

@@ -91,7 +91,7 @@ class Progress:
 
 
 def duration(seconds: float) -> str:
-    """As people say it: ``45 s``, ``12 min``, ``3.5 h``, ``2.1 days``."""
+    """A duration in words: ``45 s``, ``12 min``, ``3.5 h``, ``2.1 days``."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     if seconds < 90 * 60:

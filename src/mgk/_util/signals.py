@@ -91,14 +91,12 @@ def unblock() -> None:
 
 
 @contextmanager
-def handling(
-    handler: Callable[[int, FrameType | None], None], signals: Iterable[int] = _SIGNALS
-) -> Iterator[None]:
-    """Call ``handler`` on the signals; only the main thread gets them."""
+def handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Call ``handler`` on both signals; only the main thread gets them."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, handler) for number in signals}
+    before = {number: signal.signal(number, handler) for number in _SIGNALS}
     try:
         yield
     finally:
@@ -107,7 +105,7 @@ def handling(
 
 
 @contextmanager
-def forwarding(pids: Callable[[], Iterable[int]], signals: Iterable[int] = _SIGNALS) -> Iterator[list[int]]:
+def forwarding(pids: Callable[[], Iterable[int]]) -> Iterator[list[int]]:
     """Pass signals on to the processes of ``pids()``; the list holds them."""
     came: list[int] = []
 
@@ -117,7 +115,7 @@ def forwarding(pids: Callable[[], Iterable[int]], signals: Iterable[int] = _SIGN
             with suppress(ProcessLookupError):  # it has just ended
                 os.kill(pid, number)
 
-    with handling(forward, signals):
+    with handling(forward):
         yield came
 
 

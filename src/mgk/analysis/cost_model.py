@@ -74,7 +74,7 @@ class Sizes:
     def from_config(
         cls, config: Any, *, length: int, batch: int = 1, head: Head = "none", **options: Any
     ) -> Self:
-        """Of a :class:`mgk.models.MgkConfig`, for ``length`` tokens or patches."""
+        """The sizes of a :class:`mgk.models.MgkConfig`, for ``length`` tokens or patches."""
         sizes = {name: getattr(config, name) for name in _SHARED_NAMES}
         sizes |= {name: getattr(config, source) for name, source in _CONFIG_NAMES.items()}
         sizes |= {
@@ -171,7 +171,7 @@ def attention_parameters(sizes: Sizes) -> Quantity:
 
 
 def _projections(sizes: Sizes) -> str:
-    """Of queries and outputs, and of K keys and a value of each key head."""
+    """Weights of queries and outputs, and of K keys and a value of each key head."""
     return "(3 + K) * C * H * D" if sizes.key_heads is None else "(2 * H + (1 + K) * J) * C * D"
 
 
@@ -239,11 +239,6 @@ def activation_bytes(sizes: Sizes) -> Quantity:
     if sizes.head == "language" and not sizes.cutoffs:
         rest.append(Term("logits", "W * B * N * V"))
     return layer.times("L") + sizes.quantity("", *rest)
-
-
-def head_parameters(sizes: Sizes) -> Quantity:
-    """Of the head above the last norm; a tied output layer has none."""
-    return sizes.quantity("head parameters", *_head_terms(sizes, flops=False))
 
 
 def _attention_activations(sizes: Sizes) -> Iterator[Term]:

@@ -1,4 +1,4 @@
-"""Where a model comes from: a run, or a folder. Does not import torch."""
+"""The source of a model: a run, or a folder. Does not import torch."""
 
 from dataclasses import dataclass
 from pathlib import Path

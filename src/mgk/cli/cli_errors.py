@@ -49,6 +49,11 @@ def cli_errors() -> Iterator[None]:
         _exit(UserError(f"this needs {error.name}, which is not installed: pip install 'mgk[train]'"), 1)
 
 
+def is_first_rank() -> bool:
+    """Whether this process is torchrun's first, or alone."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 def _has_no_reader() -> bool:
     """Whether the reader of the output is gone, as ``head`` after its lines."""
     try:
@@ -62,7 +67,6 @@ def _has_no_reader() -> bool:
 def _exit(error: Exception, code: int) -> NoReturn:
     if "--debug" in sys.argv:
         traceback.print_exception(error)
-    is_first = os.environ.get("RANK", "0") == "0"
-    if is_first or not isinstance(error, Interrupted):  # every rank stops, one reports
+    if is_first_rank() or not isinstance(error, Interrupted):  # every rank stops, one reports
         typer.echo(f"mgk: {error}", err=True)
     raise typer.Exit(code) from None

@@ -25,7 +25,7 @@ app = typer.Typer(
 
 _BAR = 40
 _REASONS = 3
-# Of the preparation of some tasks: type, minimum and help.
+# Options of the preparation of some tasks: name, type, minimum and help.
 _OPTIONS: tuple[tuple[str, type, int | None, str], ...] = (
     ("seed", int, 0, "Of what is generated or held out."),
     ("train", int, 1, "Training examples to generate."),

@@ -1,6 +1,5 @@
 """``mgk eval``: the metrics of the model of a run."""
 
-import os
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,7 +8,7 @@ from typer import Option
 
 from mgk._util.files import write_json
 from mgk._util.progress import Progress
-from mgk.cli.cli_errors import cli_errors
+from mgk.cli.cli_errors import cli_errors, is_first_rank
 from mgk.cli.options import Json, Run, Split
 
 if TYPE_CHECKING:
@@ -42,7 +41,7 @@ def evaluate(
     with cli_errors():
         from mgk.training.evaluation import evaluate as evaluate_run
 
-        is_first = os.environ.get("RANK", "0") == "0"
+        is_first = is_first_rank()
         with Progress(f"eval {split}", is_shown=is_first) as on_step:
             windows = {"window": window, "stride": stride, "max_tokens": max_tokens}
             found = evaluate_run(run, split=split, batch_size=batch_size, **windows, on_step=on_step)

@@ -7,17 +7,11 @@ import typer
 from typer import Option
 
 from mgk.cli.cli_errors import cli_errors
-from mgk.cli.options import one_of, writable_file
+from mgk.cli.options import writable_file
 
 if TYPE_CHECKING:
-    from mgk.experiments.artifacts import Outputs
+    from mgk.experiments.artifacts import Artifacts
     from mgk.experiments.result_store import ResultStore
-
-_PRESETS = ("paper", "workstation", "laptop", "smoke")
-
-
-def _preset(name: str | None) -> str | None:
-    return None if name is None else one_of(_PRESETS)(name)
 
 
 def report(
@@ -31,7 +25,6 @@ def report(
     preset: Annotated[
         str | None,
         Option(
-            callback=_preset,
             help="paper, workstation, laptop or smoke.",
             show_default="the largest with results",
         ),
@@ -53,40 +46,44 @@ def report(
         from mgk.experiments.reproduce.registry import EXPERIMENTS
         from mgk.experiments.result_store import ResultStore
         from mgk.training.errors import RecipeError
+        from mgk.training.recipe import PRESETS, check_name
 
+        if preset is not None:
+            check_name("preset", preset, PRESETS)
         if update_docs and out is not None:
             raise RecipeError("give --out for a page or --update-docs for documents, not both")
         if not results.is_dir():
             raise RecipeError(f"{results}: there is no such folder; mgk reproduce makes it")
         store = ResultStore(results)
-        outputs = _gathered(store, preset)
-        if not (outputs.records or outputs.others or outputs.bench):
+        artifacts = _gathered(store, preset)
+        if not (artifacts.trials or artifacts.others or artifacts.bench):
             raise RecipeError(
                 f"{results}: there are no results here; mgk reproduce, compare or train makes some"
             )
         if store.presets:
-            write_verdicts(outputs, store)
+            write_verdicts(artifacts, store)
         if not update_docs:
             page = out or Path("reproduction.html")
-            write_file(page, reproduction_page(outputs))
-            count = len(outputs.records) + len(outputs.others)
+            write_file(page, reproduction_page(artifacts))
+            count = len(artifacts.trials) + len(artifacts.others)
             typer.echo(f"The page of {count} trials: {page.resolve().as_uri()}")
             return
-        if outputs.records:  # documents cite tables that are not finished too
-            write_artifacts(outputs, store, EXPERIMENTS.values())
+        if artifacts.trials:  # documents cite tables that are not finished too
+            write_artifacts(artifacts, store, EXPERIMENTS.values())
         for path in update_docs:
-            names = fill_document(path, outputs, results.resolve().name)
+            names = fill_document(path, artifacts)
             typer.echo(f"{path}: {', '.join(names)}")
 
 
-def _gathered(store: "ResultStore", preset: str | None) -> "Outputs":
+def _gathered(store: "ResultStore", preset: str | None) -> "Artifacts":
     """What is in a store, or in a folder of runs."""
     from mgk.experiments.artifacts import gather
 
     if store.presets:
         return gather(store, preset or store.presets[0])
     from mgk.experiments.reproduce.collect import collect_results  # imports torch
+    from mgk.training.recipe import PRESETS
 
     found = collect_results(store.folder)
-    chosen = preset or min((result.trial.preset for result in found), key=_PRESETS.index, default="laptop")
-    return gather(store, chosen, records=[result for result in found if result.trial.preset == chosen])
+    chosen = preset or min((result.trial.preset for result in found), key=PRESETS.index, default="laptop")
+    return gather(store, chosen, trials=[result for result in found if result.trial.preset == chosen])

@@ -1,33 +1,12 @@
 """``mgk reproduce``: every table and figure of the paper, measured here."""
 
-import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
-import typer
 from typer import Argument, Option
 
 from mgk.cli.cli_errors import cli_errors
 from mgk.cli.options import split
-from mgk.cli.tables import print_table
-
-if TYPE_CHECKING:
-    from mgk.experiments.model_spec import ModelSpec
-    from mgk.experiments.plan import Plan
-    from mgk.experiments.render.tables import Table
-    from mgk.experiments.reproduce.registry import Experiment
-    from mgk.experiments.reproduce.runtime_estimate import Estimate
-    from mgk.experiments.result_store import ResultStore
-    from mgk.experiments.study import Study
-    from mgk.experiments.trials import Trial
-
-# Of tables that go into a file.
-_WIDTH = 140
-# In which each model is timed.
-_ROUNDS = 7
 
 
 def reproduce(
@@ -92,35 +71,36 @@ def reproduce(
     A trial is one model on one task with one seed; experiments share their trials.
     """
     with cli_errors():
-        from mgk.experiments.plan import find_studies, reproduction_plan
+        from mgk.cli import reproduction as steps
+        from mgk.experiments.plan import TABLES_STUDY, find_studies, reproduction_plan
         from mgk.experiments.reproduce.registry import EXPERIMENTS, check_choice, find_experiments
         from mgk.experiments.runner import default_runs_folder
+        from mgk.experiments.study import read_study
         from mgk.training.errors import RecipeError
 
         chosen = None if tasks is None else split(tasks)
         check_choice(preset, chosen)
         if times and name != "frontier":
             raise RecipeError("--times are those of the models of mgk reproduce frontier")
-        run_folder = runs or default_runs_folder()
-        if name in find_studies(results) and not list_:
-            if times:
-                _measure_times(results)
-            else:
-                options = _Options(jobs, dry_run, allow_dirty, overwrite)
-                _run_study(name, results, run_folder, chosen, options)
-            return
+        options = steps.Options(runs or default_runs_folder(), jobs, dry_run, allow_dirty, overwrite)
+        studies = find_studies(results)
         if list_:
-            studies = find_studies(results)
             if name not in studies:
                 experiments = list(EXPERIMENTS.values()) if name is None else find_experiments(name, studies)
-                _list(experiments, preset, seeds, chosen, results)
+                steps.list_experiments(experiments, preset, seeds, chosen, results)
             for study in studies:
                 if name in (None, study):
-                    _list_study(study, results)
+                    steps.list_study(read_study(results, study))
+            return
+        if name in studies:
+            if times:
+                steps.measure_times(read_study(results, name))
+            else:
+                steps.run_study(read_study(results, name, chosen), options)
             return
         if name is None:
             raise RecipeError("name an experiment, such as table1, or all; mgk reproduce --list shows them")
-        experiments = find_experiments(name, find_studies(results))
+        experiments = find_experiments(name, studies)
         fitting = [item for item in experiments if item.tasks_at(preset, chosen)]
         if not fitting:
             known = (*experiments[0].tasks_at(preset), *experiments[0].more_tasks)
@@ -128,278 +108,7 @@ def reproduce(
         plan = reproduction_plan(
             fitting, preset, seeds=seeds, tasks=chosen, rank_samples=rank_samples, overwrite=overwrite
         )
-        plan = _as_declared(plan, results, dry_run)
-        if _run(plan, results, run_folder, _Options(jobs, dry_run, allow_dirty, overwrite)):
-            _write(fitting, preset, results)
-
-
-def _check_clean() -> None:
-    """Raise where the checkout has uncommitted changes."""
-    from mgk._util.files import DIRTY, commit_of
-    from mgk.training.errors import RecipeError
-
-    if (commit_of(Path(__file__)) or "").endswith(DIRTY):
-        raise RecipeError("the checkout has uncommitted changes: commit them, or --allow-dirty")
-
-
-@dataclass(frozen=True)
-class _Options:
-    jobs: int
-    dry_run: bool
-    allow_dirty: bool
-    overwrite: bool
-
-
-def _run_study(name: str, results: Path, runs: Path, tasks: Sequence[str] | None, options: _Options) -> None:
-    """Run the stages of a study one after the other."""
-    from mgk.experiments.plan import TABLES_STUDY
-    from mgk.experiments.result_store import ResultStore
-    from mgk.experiments.study import check_committed, check_corpus, waiting
-
-    folder, study = _study(name, results, tasks)
-    if not options.dry_run:
-        check_committed(folder, study, results)
-        check_corpus(study)
-    for reason in waiting(study):
-        typer.echo(f"waits: {reason}", err=True)
-    store = ResultStore(folder)
-    own_runs = runs if name == TABLES_STUDY else runs / name
-    try:
-        for title in dict.fromkeys(stage.title for stage in study.stages):
-            stages = tuple(stage for stage in study.stages if stage.title == title)
-            _run_stage(title, replace(study, stages=stages), store, own_runs, options)
-        # Further seeds come last: a new point tells more than a narrower interval.
-        further = study.extended(store.found(study.trials)).stages[len(study.stages) :]
-        _run_stage("further seeds", replace(study, stages=further), store, own_runs, options)
-    finally:  # also where it was interrupted
-        if not options.dry_run:
-            _write_study(name, results, own_runs)
-
-
-def _run_stage(title: str, study: "Study", store: "ResultStore", runs: Path, options: _Options) -> None:
-    """Run the trials of a study that has the stages of one title alone."""
-    plan = study.plan(overwrite=options.overwrite)
-    if title and plan.trials:
-        typer.echo(f"{title}:", err=not options.dry_run)
-    _run(plan, store.folder, runs, options)
-
-
-def _study(name: str, results: Path, tasks: Sequence[str] | None) -> tuple[Path, "Study"]:
-    """Its folder, and the study with the stages of some tasks."""
-    from mgk.experiments.study import read_study, study_folder
-    from mgk.training.errors import RecipeError
-
-    folder = study_folder(results, name)
-    study = read_study(folder, results)
-    stages = tuple(stage for stage in study.stages if tasks is None or stage.task in tasks)
-    if not stages:
-        known = ", ".join(dict.fromkeys(stage.task for stage in study.stages))
-        raise RecipeError(f"{name} has no task {', '.join(tasks or ())}: it has {known}")
-    return folder, replace(study, stages=stages)
-
-
-def _write_study(name: str, results: Path, runs: Path) -> None:
-    """Write what follows from the trials of a study."""
-    from mgk.experiments.compare.demo import write_demo
-    from mgk.experiments.plan import TABLES_STUDY
-    from mgk.experiments.render.studies import STUDIES
-    from mgk.experiments.reproduce.registry import EXPERIMENTS
-
-    if name == TABLES_STUDY:
-        for preset in dict.fromkeys(stage.preset for stage in _study(name, results, None)[1].stages):
-            _write(list(EXPERIMENTS.values()), preset, results)
-        return
-    if name == "demo":
-        paths = write_demo(results, runs=runs)
-    else:
-        paths = STUDIES[name].write(results) if name in STUDIES else []
-    for path in paths:
-        typer.echo(f"written: {path}")
-
-
-def _measure_times(results: Path) -> None:
-    """Time the models of the frontier, which takes a quiet machine."""
-    from mgk._util.files import write_json
-    from mgk._util.progress import Progress
-    from mgk.bench.timing import Steps, measure
-    from mgk.experiments.render.frontier import TIMES, Frontier
-    from mgk.experiments.step_times import measure_times
-    from mgk.experiments.trials import Trial
-
-    _, study = _study(Frontier.id, results, None)
-    first = study.stages[0]
-    models = dict.fromkeys(model for stage in study.stages for model in stage.specs)
-    trials = [Trial(first.preset, first.task, model, 0, first.overrides) for model in models]
-    with Progress("times") as progress:
-        steps = Steps(progress, 2 * len(trials) * (_ROUNDS + 1))
-        found = measure_times(trials, measure, rounds=_ROUNDS, on_run=steps)
-    path = results / Frontier.id / TIMES
-    write_json(path, found)
-    typer.echo(f"written: {path}")
-    _write_study(Frontier.id, results, results)
-
-
-def _as_declared(plan: "Plan", results: Path, dry_run: bool) -> "Plan":
-    """The trials as results/plan.yaml declares them, at the presets that it is for."""
-    from mgk.experiments.plan import PLAN, TABLES_STUDY
-    from mgk.experiments.result_store import ResultStore
-
-    if not (results / PLAN).is_file():
-        return plan
-    from mgk.experiments.study import check_committed, waiting
-
-    _, study = _study(TABLES_STUDY, results, None)
-    declared = study.extended(ResultStore(results).found(study.trials)).adopted(plan)
-    if declared is not plan:
-        for reason in waiting(study):
-            typer.echo(f"waits: {reason}", err=True)
-        if not dry_run:
-            check_committed(results, study, results)
-    return declared
-
-
-def _run(plan: "Plan", folder: Path, runs: Path, options: _Options) -> bool:
-    """Run what is missing, or show it only; whether it was run."""
-    from mgk._util.progress import Progress
-    from mgk.cli.trial_progress import TrialProgress
-    from mgk.experiments.plan import check_data
-    from mgk.experiments.reproduce.runtime_estimate import estimate, in_words
-    from mgk.experiments.result_store import ResultStore
-    from mgk.experiments.runner import run_plan
-
-    store = ResultStore(folder)
-    missing = plan.missing(store, runs)
-    if not options.dry_run:
-        check_data(missing)
-        if any(trial.preset != "smoke" for trial in missing) and not options.allow_dirty:
-            _check_clean()
-    estimates = estimate(missing, store)
-    if plan.trials:
-        cost = f"; {len(missing)} to run, {in_words(estimates)}" if missing else ""
-        done = len(plan.trials) - len(missing)
-        typer.echo(f"{len(plan.trials)} trials, {done} done{cost}", err=not options.dry_run)
-    if options.dry_run:
-        _show_trials(plan, estimates)
-    elif missing:
-        with Progress("reproduce") as progress:
-            show = TrialProgress(
-                progress, {trial: max(item.seconds, 1e-3) for trial, item in estimates.items()}
-            )
-            run_plan(plan, store, runs, jobs=options.jobs, on_progress=show.update, on_done=show.done)
-    return not options.dry_run
-
-
-def _write(experiments: Sequence["Experiment"], preset: str, folder: Path) -> None:
-    """Write and show the tables and figures."""
-    from mgk.experiments.artifacts import gather, write_artifacts
-    from mgk.experiments.result_store import ResultStore
-
-    store = ResultStore(folder)
-    outputs = gather(store, preset)
-    written = write_artifacts(outputs, store, experiments)
-    for experiment in experiments:
-        if experiment.kind == "table" and experiment.id in outputs.tables:
-            _show(outputs.tables[experiment.id])
-    for path in written:
-        typer.echo(f"written: {path}")
-    typer.echo(f"A page of everything, with verdicts on the claims: mgk report --results {folder}")
-
-
-def _show_trials(plan: "Plan", estimates: dict["Trial", "Estimate"]) -> None:
-    from mgk._util.progress import duration
-
-    for trial in plan.trials:
-        state = f"about {duration(estimates[trial].seconds)}" if trial in estimates else "done"
-        typer.echo(f"{trial!s:60} {trial.recipe.training.max_steps:>9,} steps  {state}")
-
-
-def _list(
-    experiments: Sequence["Experiment"],
-    preset: str,
-    seeds: int | None,
-    tasks: Sequence[str] | None,
-    folder: Path,
-) -> None:
-    from mgk.experiments.evidence.claims import CLAIMS, power_text
-    from mgk.experiments.evidence.effects import PresetResults
-    from mgk.experiments.reproduce.runtime_estimate import estimate, in_words
-    from mgk.experiments.result_store import ResultStore
-
-    store = ResultStore(folder)
-    results = PresetResults(preset, store.results(preset))
-    others = [name for name in store.presets if name != preset]
-    for experiment in experiments:
-        if tasks is not None and not experiment.tasks_at(preset, tasks):
-            continue
-        trials = experiment.trials(preset, seeds=seeds, tasks=tasks)
-        missing = [trial for trial in trials if not store.has(trial)]
-        typer.echo(f"{experiment.id:14}{experiment.title}")
-        typer.echo(f"    {'asks' if experiment.is_ours else 'the paper'}: {experiment.claim}")
-        if not trials:
-            typer.echo("    by formula: a moment")
-            continue
-        models = "; ".join(model.title for model in experiment.models_at(preset))
-        typer.echo(f"    models: {models}")
-        names = ", ".join(experiment.tasks_at(preset, tasks))
-        if experiment.more_tasks and tasks is None:
-            names += f" (more with --tasks: {', '.join(experiment.more_tasks)})"
-        typer.echo(f"    tasks: {names}; seeds: {experiment.seeds_at(preset, seeds)}")
-        cost = f"; the rest takes {in_words(estimate(missing, store))}" if missing else ""
-        done = f"{len(trials) - len(missing)} of {len(trials)}"
-        typer.echo(f"    results: {done} trials at preset {preset}{cost}")
-        if experiment.kind == "table":
-            planned = experiment.seeds_at(preset, seeds)
-            for claim in CLAIMS:
-                if experiment.id in claim.experiments:
-                    typer.echo(f"    claim {claim.id}: {power_text(claim, results, planned)}")
-    if others:
-        typer.echo(f"\nThere are results at preset {', '.join(others)} too.")
-    typer.echo("\nExperiments share their trials: run one with mgk reproduce ID, all with mgk reproduce all.")
-
-
-def _list_study(name: str, results: Path) -> None:
-    """Its question, and the difference that each pair of models can detect."""
-    from mgk.experiments.evidence.claims import compare_pair, power
-    from mgk.experiments.evidence.effects import PresetResults
-    from mgk.experiments.result_store import ResultStore
-    from mgk.experiments.study import waiting
-
-    folder, study = _study(name, results, None)
-    store = ResultStore(folder)
-    study = study.extended(store.found(study.trials))
-    found = store.found(study.trials)
-    typer.echo(f"{name:15} {study.question}")
-    typer.echo(f"    results: {len(found)} of {len(study.trials)} trials")
-    for reason in waiting(study):
-        typer.echo(f"    waits: {reason}")
-    seeds: dict[tuple[str, ModelSpec], set[int]] = {}
-    for trial in study.trials:
-        seeds.setdefault((trial.task, trial.model), set()).add(trial.seed)
-    known = PresetResults(study.stages[0].preset, found)
-    for pair, task in product(study.pairs, dict.fromkeys(task for task, _ in seeds)):
-        common = set.intersection(*(seeds.get((task, model), set()) for model in pair.specs))
-        if common:
-            item = compare_pair(known, [task], *pair.specs, is_comparable=pair.asks == "comparable")
-            what = f"{pair.candidate} {pair.asks} vs {pair.baseline} on {task}"
-            aim = f"; seeds follow up to a half-width of {pair.half_width:g}" if pair.half_width else ""
-            typer.echo(f"    {what}: {power([item], len(common))}{aim}")
-
-
-def _show(table: "Table") -> None:
-    from mgk.experiments.render.tables import difference_caption, difference_header, difference_rows, has_paper
-
-    rows = []
-    for row in table.rows:
-        entries = [(row.entries[column], has_paper(table, column)) for column in table.columns]
-        texts = [
-            f"{entry.text}\n(paper {entry.paper_text})" if beside else entry.text for entry, beside in entries
-        ]
-        rows.append([row.model, row.seeds_text, *texts])
-    columns = ["model", "seeds", *(table.labels[column] for column in table.columns)]
-    shown = [(f"{table.title}, preset {table.preset}", columns, rows)]
-    if differences := difference_rows(table):
-        shown.append((difference_caption(table), difference_header(table), differences))
-    for title, names, lines in shown:
-        print_table(title, names, lines, width=None if sys.stdout.isatty() else _WIDTH)
-    for note in table.notes:
-        typer.echo(f"- {note}")
+        if TABLES_STUDY in studies:
+            plan = steps.as_declared(plan, read_study(results, TABLES_STUDY), options)
+        if steps.run(plan, results, options):
+            steps.write(fitting, preset, results)

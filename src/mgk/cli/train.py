@@ -1,6 +1,5 @@
 """``mgk train``: from a recipe to a trained and tested model."""
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -8,8 +7,9 @@ import typer
 from typer import Argument, Option
 
 from mgk._util.progress import Progress
-from mgk.cli.cli_errors import cli_errors
+from mgk.cli.cli_errors import cli_errors, is_first_rank
 from mgk.cli.options import with_options
+from mgk.data.task_registry import SYNTHETIC
 from mgk.variants import VARIANTS
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def train(
             typer.echo(chosen.to_yaml(), nl=False)
             return
         run = out or default_folder(chosen)
-        is_first = os.environ.get("RANK", "0") == "0"
+        is_first = is_first_rank()
         if is_first:  # before torch is imported
             check_run_dir(chosen, run, resume=resume, overwrite=overwrite)
             chosen.data.check()
@@ -173,7 +173,7 @@ def _show(summary: "RunSummary", run: Path) -> None:
     peak, memory, sample = summary.peak_memory_bytes, "", ""
     if peak is not None:
         memory = f", peak memory {peak / 1e6:,.0f} MB"
-    if summary.data.startswith("synthetic-"):
+    if summary.data.startswith(SYNTHETIC):
         sample = " (a synthetic sample, not the real task)"
     model = f"{summary.attention}, {summary.heads} heads, {summary.parameters:,} parameters"
     speed = f"{summary.seconds_per_step:.3g} s each, {summary.tokens_per_second:,.0f} tokens/s"

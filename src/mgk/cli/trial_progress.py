@@ -21,8 +21,7 @@ class TrialProgress:
     def __init__(self, progress: Progress, work: Mapping["Trial", float]) -> None:
         self.progress, self.work = progress, work
         self.parts: dict[Trial, float] = {}
-        # What a resumed trial had done before says nothing about the speed of
-        # this machine.
+        # The part of a resumed trial that was done before: not at today's pace.
         self.before: dict[Trial, float] = {}
         self.finished = 0
 

@@ -47,7 +47,7 @@ class SequenceDataset(_LabelledDataset):
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """Of every example after truncation; of a pair the longer one."""
+        """The length of every example after truncation; of a pair the longer one."""
         lengths = np.diff(self._split["offsets"]).reshape(-1, self._sequences)
         return np.minimum(lengths.max(1), self.max_length)
 
@@ -73,7 +73,7 @@ class ImageDataset(_LabelledDataset):
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """Of every example: the same for all."""
+        """The length of every example, the same for all."""
         return np.full(len(self), min(self._split["tokens"].shape[1], self.max_length))
 
     def _inputs(self, place: int) -> Example:

@@ -52,7 +52,7 @@ class SegmentDataset(Dataset[dict[str, Tensor]]):
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """Of every segment."""
+        """The length of every segment."""
         lengths = np.full(len(self), self.length)
         lengths[-1] = len(self.tokens) - 1 - (len(self) - 1) * self.length
         return lengths

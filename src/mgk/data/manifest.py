@@ -50,12 +50,12 @@ class Manifest:
         return arrays["labels" if "labels" in arrays else "tokens"].shape[0]
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON data."""
+        """The manifest as JSON data."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "Manifest":
-        """From JSON data; other data is a Key-, Type- or ``AttributeError``."""
+        """Read JSON data; other data is a Key-, Type- or ``AttributeError``."""
         splits: dict[str, dict[str, ArraySpec]] = {}
         for split, arrays in data["splits"].items():
             for name, spec in arrays.items():

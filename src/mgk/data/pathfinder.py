@@ -53,7 +53,7 @@ _DASH_LEVEL, _DOT_LEVEL = 191, 255
 _OVERSAMPLING = 4
 _STAMP = 6  # pixels on each side of a drawn dash or dot
 _RENDERED = _UNIT // 8  # the step between places where they are drawn
-# What is taken, in cells of half a pixel; the border is taken from the start.
+# The grid of occupied cells of half a pixel; its border is always occupied.
 _MARGIN = 8
 _GRID = 2 * SIDE + 2 * _MARGIN
 _CLEARANCE = 4  # cells: two pixels between dashes
@@ -186,7 +186,7 @@ def _cell(points: _Int) -> _Int:
 
 
 def _occupy(occupied: _Bool, rows: _Int, cells: _Int) -> None:
-    """Take what is too near to the cells (m, 3) of a dash."""
+    """Mark what is too near to the cells (m, 3) of a dash as occupied."""
     occupied[rows[:, None, None], cells[:, :, None] + _DISC] = True
 
 
@@ -244,7 +244,7 @@ def _stamps(steps: _Int, radius: int, level: int) -> _Bytes:
     shape = (len(steps), len(places), len(places), len(samples), len(samples))
     along = [steps[:, axis, None, None, None, None] for axis in (0, 1)]
     starts = [-(step // 2) for step in along]
-    # Of each sample from the segment's start.
+    # The offset of each sample from the segment's start.
     y = samples[:, None] - places[:, None, None, None] - starts[0]
     x = samples - places[:, None, None] - starts[1]
     offset = [np.broadcast_to(y, shape), np.broadcast_to(x, shape)]

@@ -54,7 +54,7 @@ class Record:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "Record":
-        """From JSON data; ``KeyError`` or ``TypeError`` for other data."""
+        """Read JSON data; ``KeyError`` or ``TypeError`` for other data."""
         files = tuple(Fingerprint(**file) for file in data["files"])
         return cls(data["root"], tuple(data["patterns"]), files)
 
@@ -109,7 +109,7 @@ class SourceFile:
 
     @property
     def sha256(self) -> str:
-        """Of what was read so far."""
+        """The SHA-256 of what was read so far."""
         return self._hash.hexdigest()
 
     def read(self, size: int) -> bytes:
@@ -293,7 +293,7 @@ def _corrupt(where: str, raw: IO[bytes], error: Exception) -> DataError:
 
 
 def _archive_kind(path: Path) -> str | None:
-    """By the name, as a corrupt one may lack its signature; "x.gz" by content."""
+    """The kind by the name, as a corrupt file lacks its signature; of "x.gz" by content."""
     for ending, kind in _ARCHIVES.items():
         if path.name.lower().endswith(ending):
             return kind

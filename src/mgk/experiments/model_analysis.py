@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 # Pixels of a map's side: enough to see its pattern. Where a model has many
 # maps, a page shows them small.
 _SIDE, _SMALL_SIDE, _MANY_MAPS = 96, 48, 24
-# Of a comparison, whose page has few maps.
+# Pixels of a map's side on the page of a comparison, which has few maps.
 COMPARISON_SIDE = 160
 # Examples over which head similarity and the use of components are averaged.
 _EXAMPLES = 32
 _MAX_TEXT = 400
-# Of what language models write in a comparison.
+# Tokens of the prompt that language models continue, and repetitions.
 _PROMPT_TOKENS, _WRITING_ROUNDS = 16, 3
 
 OnStep = Callable[[int, int], None]
@@ -42,7 +42,7 @@ OnStep = Callable[[int, int], None]
 
 @dataclass(frozen=True, kw_only=True)
 class LayerRanks:
-    """Of sampled attention matrices: ranks, effective ranks, and N."""
+    """Ranks, effective ranks and lengths N of sampled attention matrices."""
 
     ranks: tuple[int, ...]
     effective: tuple[float, ...]
@@ -51,7 +51,7 @@ class LayerRanks:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerUsage:
-    """As :class:`mgk.analysis.mixture_usage.MixtureUsage`, in lists."""
+    """:class:`mgk.analysis.mixture_usage.MixtureUsage` as lists."""
 
     prior: list[list[float]]
     share: list[list[float]]

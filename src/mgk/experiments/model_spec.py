@@ -8,9 +8,9 @@ import yaml
 from mgk import variants
 from mgk._util.suggestions import did_you_mean
 from mgk.analysis.cost_model import Head, Sizes
-from mgk.data.task_registry import Kind, find_task
+from mgk.data.task_registry import SYNTHETIC, Kind, find_task
 from mgk.training.recipe import Recipe, load_recipe
-from mgk.variants import VARIANTS, ModelOptions
+from mgk.variants import VARIANTS, ModelOptions, VariantSpec
 
 _RECIPE_FIELDS = {
     "attention": "model.attention",
@@ -28,7 +28,7 @@ _RECIPE_FIELDS = {
     "window": "model.sliding_window",
     "position": "model.position",
 }
-# None: the recipe's.
+# Options that are the recipe's where they are None.
 _OF_RECIPE = ("init", "head_dim", "feed_forward", "window", "position")
 # The additions of Table 4 as the paper has them.
 _OPTION_TITLES = {
@@ -63,7 +63,7 @@ HEAD_OF_KIND: dict[Kind, Head] = {
     "pair": "retrieval",
     "language": "language",
 }
-# Words of tasks whose data may not be there; texts are bytes.
+# Vocabulary sizes of tasks whose data may be absent; texts are bytes.
 _BYTES = 257
 _VOCABULARIES = {
     "listops": 16,
@@ -152,25 +152,25 @@ class ModelSpec:
 
     @property
     def name(self) -> str:
-        """As on the command line: ``mgk:4``, ``mgk:8/4``, ``mgk:4 mixtures=3``."""
+        """The name on the command line: ``mgk:4``, ``mgk:8/4``, ``mgk:4 mixtures=3``."""
         options = (f" {name}={value}" for name, value in self._options.items() if name != "key_value_heads")
         return f"{self.attention}:{self._numbers}{''.join(options)}"
 
     @property
     def slug(self) -> str:
-        """For file names: ``mgk-1h``, ``mgk-8h-4kv``, ``smgk-1h-e_step-hard``."""
+        """The name in file names: ``mgk-1h``, ``mgk-8h-4kv``, ``smgk-1h-e_step-hard``."""
         groups = [] if self.key_value_heads is None else [f"{self.key_value_heads}kv"]
         options = (f"{name}-{value}" for name, value in self._options.items() if name != "key_value_heads")
         return "-".join([self.attention, f"{self.heads}h", *groups, *options])
 
     @property
     def title(self) -> str:
-        """For tables: ``mgk, 1 head``, ``smgk + Hard-E, 1 head``."""
+        """The name in tables: ``mgk, 1 head``, ``smgk + Hard-E, 1 head``."""
         return f"{self._variant}, {self._heads}"
 
     @property
     def phrase(self) -> str:
-        """For sentences: ``mgk with 1 head``."""
+        """The name in sentences: ``mgk with 1 head``."""
         return f"{self._variant} with {self._heads}"
 
     @property
@@ -180,13 +180,18 @@ class ModelSpec:
         return {_RECIPE_FIELDS[name]: value for name, value in chosen.items()}
 
     @property
+    def variant(self) -> VariantSpec:
+        """The declaration of the variant."""
+        return VARIANTS[self.attention]
+
+    @property
     def is_mixture(self) -> bool:
         """Whether a key has components."""
-        return VARIANTS[self.attention].is_mixture
+        return self.variant.is_mixture
 
     def baseline(self, heads: int) -> "ModelSpec":
         """The baseline of a mixture's family, with so many heads."""
-        return ModelSpec(VARIANTS[self.attention].family, heads)
+        return ModelSpec(self.variant.family, heads)
 
     def scaled(self, factor: float) -> Self:
         """The same model with ``factor`` times the heads, of each kind."""
@@ -223,7 +228,7 @@ def sizes_of(recipe: Recipe, **options: Any) -> Sizes:
     task = find_task(recipe.task)
     head = HEAD_OF_KIND[task.kind]
     hidden = model.hidden_size or ModelOptions.hidden_size
-    is_sample = recipe.data.name.startswith("synthetic-")
+    is_sample = recipe.data.name.startswith(SYNTHETIC)
     given: dict[str, Any] = {
         "mixtures": model.num_mixtures,
         "cutoff_divisor": model.adaptive_div_value,

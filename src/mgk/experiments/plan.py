@@ -33,7 +33,7 @@ class Plan:
     """Trials to be run.
 
     Attributes:
-        trials: all of them, each once, in the order in which they run.
+        commands: each trial, in the order in which they run, with the command for it.
         analyzed: the trials whose model a figure shows.
         inspected: the trials whose model a page shows.
         rank_samples: attention matrices of each layer in the analysis.
@@ -43,7 +43,6 @@ class Plan:
         sha256: of the committed file that declares the trials, if one does.
     """
 
-    trials: tuple[Trial, ...]
     commands: Mapping[Trial, str]
     analyzed: frozenset[Trial] = frozenset()
     rank_samples: int = 0
@@ -51,6 +50,11 @@ class Plan:
     ignored_fields: tuple[str, ...] = PLACE_FIELDS
     inspected: tuple[Trial, ...] = ()
     sha256: str | None = None
+
+    @property
+    def trials(self) -> tuple[Trial, ...]:
+        """All of them, in order."""
+        return tuple(self.commands)
 
     @property
     def models(self) -> list[ModelSpec]:
@@ -126,7 +130,6 @@ def comparison_plan(
     if not all(trial.recipe.evaluation.test for trial in trials):
         raise RecipeError("evaluation.test must be true: the test split is what is compared")
     return Plan(
-        trials,
         dict.fromkeys(trials, command),
         overwrite="all" if overwrite else "none",
         ignored_fields=("data.folder",),  # threads change the compared times
@@ -152,7 +155,7 @@ def reproduction_plan(
             if experiment.kind == "maps":
                 analyzed.add(trial)
     samples = rank_samples or RANK_SAMPLES[preset]
-    return Plan(tuple(commands), commands, frozenset(analyzed), samples, "changed" if overwrite else "none")
+    return Plan(commands, frozenset(analyzed), samples, "changed" if overwrite else "none")
 
 
 def check_data(trials: Sequence[Trial]) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 from pydantic import PlainSerializer, PlainValidator
 
 from mgk._util import json_codec
-from mgk._util.files import SHA256, read_json, read_verified, with_hash, write_file
+from mgk._util.files import SHA256, read_json, read_verified
 from mgk.experiments.model_analysis import ModelAnalysis
 from mgk.experiments.trials import Trial
 from mgk.training.errors import TrainingError
@@ -24,7 +24,7 @@ from mgk.training.recipe import PRESETS, Recipe
 from mgk.training.run_dir import RunSummary
 
 TRIALS, ANALYSIS, FIGURES, TABLES = "trials", "analysis", "figures", "tables"
-# Of a curve: no screen shows more, and the file stays small.
+# Points of a curve: as many as a screen shows, in a small file.
 MAX_POINTS = 150
 
 Curve = tuple[tuple[float, float], ...]  # (step, value)
@@ -146,15 +146,10 @@ class ResultStore:
         results = (self.read(trial) for trial in trials)
         return tuple(result for result in results if result is not None)
 
-    def read_analysis(self, trial: Trial) -> ModelAnalysis | None:
-        """The analysis of a trial's model; None where there is none."""
-        path = self.analysis_path(trial)
-        return _read(ModelAnalysis, path) if path.is_file() else None
-
     def write(self, item: TrialResult | ModelAnalysis) -> None:
         """Store a result or an analysis."""
         path = self.path(item.trial) if isinstance(item, TrialResult) else self.analysis_path(item.trial)
-        write_file(path, json_codec.compact_json(with_hash(json_codec.dump(item))))
+        json_codec.write(path, item)
 
     def remove(self, trial: Trial) -> None:
         """Delete a trial's result and analysis."""

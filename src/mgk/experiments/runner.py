@@ -186,7 +186,7 @@ def _work(sender: Connection, function: Callable[..., Any], arguments: tuple[Any
     def send(kind: str, content: Any) -> None:
         try:
             sender.send((kind, content))
-        except OSError:  # nobody is there to tell
+        except OSError:  # the parent is gone
             os._exit(1)
 
     raise_on_signals()

@@ -14,7 +14,7 @@ from mgk.training.recipe import Recipe
 from mgk.training.tasks import make_model, open_data
 
 Work = Callable[[], object]
-# Of ``mgk.bench.timing``: seconds by name and round.
+# ``mgk.bench.timing.measure``: seconds by name and round.
 Measure = Callable[..., dict[str, list[float]]]
 
 

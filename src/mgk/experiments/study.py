@@ -4,7 +4,7 @@
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import product
 from math import ceil
@@ -20,7 +20,7 @@ from mgk.data.errors import DataError
 from mgk.experiments.evidence.effects import PresetResults
 from mgk.experiments.model_spec import ModelSpec
 from mgk.experiments.plan import PLAN, TABLES_STUDY, Plan
-from mgk.experiments.result_store import TrialResult
+from mgk.experiments.result_store import ResultStore, TrialResult
 from mgk.experiments.trials import Trial
 from mgk.training.errors import RecipeError
 
@@ -32,13 +32,13 @@ class Stage:
     """Every combination of seeds, learning rates, initialisations and models.
 
     Attributes:
-        models: as in ``mgk:4`` or ``mgk:4 mixtures=3``.
-        inits: of queries, keys and shifts; None: the recipe's.
+        models: names such as ``mgk:4`` or ``mgk:4 mixtures=3``.
+        inits: initialisations of queries, keys and shifts; None: the recipe's.
         learning_rates: None: the recipe's; "chosen": that of the model's family in ``rates``.
         overrides: fields of the recipe, by path.
-        title: what it is for.
-        max_seeds: how many seeds there may be until the pairs' intervals are narrow
-            enough; None: no more.
+        title: the purpose of the stage.
+        max_seeds: the most seeds until the pairs' intervals are narrow enough; None: no
+            more than ``seeds``.
     """
 
     task: str
@@ -84,9 +84,9 @@ class Pair:
     """Two models that are compared: is the candidate better, or comparable or better?
 
     Attributes:
-        use: when somebody chooses between the two.
-        half_width: of the 95% interval, in per cent or points: stages with ``max_seeds`` grow
-            until it is reached; None: they do not for this pair.
+        use: the situation in which one chooses between the two.
+        half_width: half the 95% interval, in per cent or points; stages with ``max_seeds``
+            grow until it is reached; None: they do not for this pair.
     """
 
     candidate: str
@@ -103,18 +103,21 @@ class Pair:
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """What is asked, the trials that answer it, stage by stage, and the rule by which they do.
+    """A question, the trials that answer it, stage by stage, and the decision rule.
 
     Attributes:
-        pairs: that are compared, by the margins of the decision rules.
-        rates: the file with the chosen learning rates.
+        id: the name of the study.
+        results: the folder of all results.
+        pairs: models that are compared, by the margins of the decision rules.
+        rates: the file with the chosen learning rates, below ``results``.
         corpus: how the name of the text of ``bytes`` must begin.
-        claims: of the paper that the trials decide.
-        margins: of the decision rules, by metric.
+        claims: the paper's claims that the trials decide.
+        margins: the margins of the decision rules, by metric.
         stopping: when no more trials are run.
     """
 
     id: str
+    results: Path
     question: str
     criterion: str
     stages: tuple[Stage, ...]
@@ -127,6 +130,21 @@ class Study:
     stopping: str = ""
 
     @property
+    def folder(self) -> Path:
+        """The folder of the plan and of the study's results."""
+        return self.results if self.id == TABLES_STUDY else self.results / self.id
+
+    @property
+    def store(self) -> ResultStore:
+        """The store of the study's results."""
+        return ResultStore(self.folder)
+
+    @property
+    def measured(self) -> tuple[TrialResult, ...]:
+        """The results so far."""
+        return self.store.found(self.trials)
+
+    @property
     def trials(self) -> list[Trial]:
         """Each once, by stage; without stages that wait for learning rates."""
         ready = (stage.trials for stage in self.stages if stage.is_ready)
@@ -134,12 +152,11 @@ class Study:
 
     def plan(self, *, overwrite: bool = False) -> Plan:
         """The plan of all trials."""
-        trials = tuple(self.trials)
-        commands = dict.fromkeys(trials, f"mgk reproduce {self.id}")
-        return Plan(trials, commands, overwrite="changed" if overwrite else "none", sha256=self.sha256)
+        commands = dict.fromkeys(self.trials, f"mgk reproduce {self.id}")
+        return Plan(commands, overwrite="changed" if overwrite else "none", sha256=self.sha256)
 
-    def extended(self, results: Sequence[TrialResult]) -> "Study":
-        """With further seeds behind the stages whose first ones are measured.
+    def extended(self) -> "Study":
+        """The study with further seeds of the stages whose first ones are measured.
 
         Stein's rule: n = (t s / d)^2 seeds, s the standard deviation of a pair's differences
         over the first n0 seeds, t = t_0.975 of n0 - 1, d the half-width.
@@ -148,7 +165,7 @@ class Study:
         for stage in self.stages:
             if stage.max_seeds is None or not stage.is_ready:
                 continue
-            needed = self.seeds_needed(stage, results)
+            needed = self._seeds_needed(stage)
             first = len(stage.seeds)
             for number in range(first, min(stage.max_seeds, max(needed.values(), default=0))):
                 models = tuple(name for name in stage.models if needed.get(name, 0) > number)
@@ -156,11 +173,11 @@ class Study:
                 further.append(replace(stage, models=models, seeds=(seed,), max_seeds=None))
         return replace(self, stages=(*self.stages, *further))
 
-    def seeds_needed(self, stage: Stage, results: Sequence[TrialResult]) -> dict[str, int]:
-        """By model of the stage: the seeds that its pairs take."""
+    def _seeds_needed(self, stage: Stage) -> dict[str, int]:
+        """The number of seeds that the pairs of a stage take, by model."""
         from scipy.stats import t
 
-        found = PresetResults(stage.preset, [one for one in results if one.trial.seed in stage.seeds])
+        found = PresetResults(stage.preset, self.store.found(stage.trials))
         needed: dict[str, int] = {}
         for pair in self.pairs:
             if pair.half_width is None:
@@ -185,65 +202,49 @@ class Study:
         commands: dict[Trial, str] = {}
         analyzed = set()
         for trial, command in plan.commands.items():
-            found = declared.get((trial.preset, trial.task, trial.model), [])
-            for one in found:
+            for one in declared.get((trial.preset, trial.task, trial.model), []):
                 commands.setdefault(one, command)
                 if trial in plan.analyzed and one.seed == trial.seed:
                     analyzed.add(one)
-        return replace(
-            plan,
-            trials=tuple(commands),
-            commands=commands,
-            analyzed=frozenset(analyzed),
-            sha256=self.sha256,
-        )
+        return replace(plan, commands=commands, analyzed=frozenset(analyzed), sha256=self.sha256)
 
 
 def family(model: ModelSpec) -> str:
-    """Of models that share a learning rate; grouped softmax is its own."""
+    """The family of models that share a learning rate; grouped softmax is its own."""
     is_grouped = model.attention == "softmax" and model.key_value_heads is not None
     return "grouped" if is_grouped else model.attention
 
 
-def study_folder(results: Path, name: str) -> Path:
-    """The folder of a study's plan and results."""
-    return results if name == TABLES_STUDY else results / name
-
-
-def read_study(folder: Path, results: Path | None = None) -> Study:
-    """The study of a folder.
-
-    Args:
-        folder: that its plan is in.
-        results: where chosen learning rates are; by default the folder above.
-    """
-    path = folder / PLAN
+def read_study(results: Path, name: str, tasks: Collection[str] | None = None) -> Study:
+    """The study of that name in a folder of results, with the stages of some tasks."""
+    path = (results if name == TABLES_STUDY else results / name) / PLAN
     text = path.read_bytes()
     try:
-        values = yaml.safe_load(text)
-        name = TABLES_STUDY if folder == results else folder.name
-        fields = {**values, "id": name, "sha256": hashlib.sha256(text).hexdigest()}
-        study = json_codec.load(Study, fields)
+        fields = {**yaml.safe_load(text), "id": name, "results": results}
+        study = json_codec.load(Study, {**fields, "sha256": hashlib.sha256(text).hexdigest()})
     except (yaml.YAMLError, ValueError, TypeError) as error:
         raise RecipeError(f"{path}: this is not the plan of a study ({error})") from None
-    if study.rates is None:
-        return study
-    file = (results or folder.parent) / study.rates
-    chosen = read_json(file)["chosen"] if file.is_file() else {}
-    stages = (replace(stage, rates=chosen.get(stage.task, {})) for stage in study.stages)
-    return replace(study, stages=tuple(stages))
+    stages = tuple(stage for stage in study.stages if tasks is None or stage.task in tasks)
+    if not stages:
+        known = ", ".join(dict.fromkeys(stage.task for stage in study.stages))
+        raise RecipeError(f"{name} has no task {', '.join(tasks or ())}: it has {known}")
+    if study.rates is not None:
+        file = results / study.rates
+        chosen = read_json(file)["chosen"] if file.is_file() else {}
+        stages = tuple(replace(stage, rates=chosen.get(stage.task, {})) for stage in stages)
+    return replace(study, stages=stages)
 
 
-def check_committed(folder: Path, study: Study | None = None, results: Path | None = None) -> None:
+def check_committed(study: Study) -> None:
     """Raise unless the plan and its learning rates are committed.
 
     A plan made after its results decides nothing.
     """
-    if not is_committed(folder / PLAN):
-        raise RecipeError(f"{folder / PLAN}: commit this plan before its trials are run")
-    if study is None or study.rates is None:
+    if not is_committed(study.folder / PLAN):
+        raise RecipeError(f"{study.folder / PLAN}: commit this plan before its trials are run")
+    if study.rates is None:
         return
-    file = (results or folder.parent) / study.rates
+    file = study.results / study.rates
     if not study.trials:
         command = f"mgk reproduce {Path(study.rates).parent}"
         raise RecipeError(f"{file}: no learning rate is chosen yet: {command}")

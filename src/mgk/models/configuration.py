@@ -46,7 +46,7 @@ _CHECKS: dict[Any, Callable[[str, Any], None]] = {
     bool: validation.flag,
 }
 
-# Which class each Auto... class of transformers makes.
+# The class that each Auto... class of transformers makes.
 AUTO_CLASSES: dict[str, str] = {
     "AutoConfig": "MgkConfig",
     "AutoModel": "MgkModel",

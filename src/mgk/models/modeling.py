@@ -476,7 +476,7 @@ def _check_unused(unused: Mapping[str, Any]) -> None:
 
 
 class TokenPlaces:
-    """Where the L new tokens stand: after those in the cache."""
+    """The positions of the L new tokens, after those in the cache."""
 
     def __init__(self, cache: caches.Cache | None, batch: int, length: int, device: torch.device) -> None:
         self.batch, self.length, self.device = batch, length, device

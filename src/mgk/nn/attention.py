@@ -43,7 +43,7 @@ from mgk.nn.variances import (
 )
 from mgk.variants import CHOICES, VARIANTS, EStep, Kernel, Variant
 
-# What people type who come from nn.MultiheadAttention.
+# Arguments of nn.MultiheadAttention, and what to do instead.
 _ADAPTER = "or take mgk.nn.MultiheadMixtureAttention, which is called as nn.MultiheadAttention is"
 _OPTIONS_INSTEAD = {
     "": "pass the rest by name",
@@ -60,6 +60,7 @@ _ARGUMENTS_INSTEAD = {
 
 
 class _Options(NamedTuple):
+    key_mask: Tensor | None
     attn_mask: Tensor | None
     query_mask: Tensor | None  # (B, L), of the statistics
     is_causal: bool
@@ -311,10 +312,10 @@ class MixtureAttention(nn.Module):
             raise ValueError(f"attn_mask has no meaning for variant={self.variant!r}: use key_mask")
         if segment_ids is not None and isinstance(cache, StaticCache):
             raise ValueError("segment_ids need the places of tokens as numbers: use new_cache()")
-        options = _Options(attn_mask, query_mask, is_causal, segment_ids, cache, need_weights)
+        options = _Options(key_mask, attn_mask, query_mask, is_causal, segment_ids, cache, need_weights)
         attend = self._linear if self.is_linear else self._mixture
         with nullcontext() if cache is None else cache.unchanged_on_error():
-            heads, weights = attend(query, keys, value, key_mask, options)
+            heads, weights = attend(query, keys, value, options)
         return self.o_proj(heads.transpose(1, 2).flatten(2)), weights
 
     def log_prior(self, num_keys: int, first_key: int = 0) -> Tensor | None:
@@ -357,7 +358,7 @@ class MixtureAttention(nn.Module):
         return ", ".join([str(self.embed_dim), str(self.num_heads), *options])
 
     def _mixture(
-        self, query: Tensor, keys: Tensor, value: Tensor, key_mask: Tensor | None, options: _Options
+        self, query: Tensor, keys: Tensor, value: Tensor, options: _Options
     ) -> tuple[Tensor, Tensor | None]:
         """The heads (B, Hq, L, D) by Eq. 1 or 10, and the weights or None."""
         cache: KeyValueCache | None = options.cache
@@ -368,7 +369,7 @@ class MixtureAttention(nn.Module):
         elif cache is not None:  # keys before the window may be gone
             num_keys, first = num_keys + cache.length, cache.first_seen
         mask = validation.attn_mask(options.attn_mask, query, num_keys)
-        key_mask = validation.token_mask("key_mask", key_mask, query, num_keys, "BS")
+        key_mask = validation.token_mask("key_mask", options.key_mask, query, num_keys, "BS")
         segment_ids = validation.segment_ids(options.segment_ids, query, num_keys)
         if key_mask is not None:
             mask = masks.join(mask, key_mask[:, None, None])
@@ -401,7 +402,7 @@ class MixtureAttention(nn.Module):
         return heads, pad(attention.weights(inputs), (first, 0))
 
     def _linear(
-        self, query: Tensor, keys: Tensor, value: Tensor, key_mask: Tensor | None, options: _Options
+        self, query: Tensor, keys: Tensor, value: Tensor, options: _Options
     ) -> tuple[Tensor, Tensor | None]:
         """The heads (B, Hq, L, D) by Eq. 14, and the weights or None."""
         cache: StateCache | None = options.cache
@@ -412,7 +413,7 @@ class MixtureAttention(nn.Module):
         if static and not is_shared:
             needed = "the place of a token as a number"
             raise ValueError(f"a prior with max_positions needs {needed}: use new_cache()")
-        key_mask = validation.token_mask("key_mask", key_mask, query, num_keys, "BS")
+        key_mask = validation.token_mask("key_mask", options.key_mask, query, num_keys, "BS")
         if key_mask is not None and static:
             key_mask = key_mask.index_select(1, static.places(added))
         elif key_mask is not None:  # the state is masked already

@@ -27,7 +27,7 @@ class MixtureOptions(TypedDict, total=False):
 
 
 class _NoFastPath:
-    """In place of a weight: keeps ``nn.TransformerEncoderLayer`` from fusing."""
+    """Takes the place of a weight, so that ``nn.TransformerEncoderLayer`` does not fuse."""
 
     @classmethod
     def __torch_function__(cls, *args: Any, **kwargs: Any) -> Any:
@@ -99,7 +99,7 @@ class MultiheadMixtureAttention(nn.Module):
         return self.attention.o_proj
 
     def reset_parameters(self) -> None:
-        """Of :class:`MixtureAttention`; an added key and value are normal."""
+        """As :class:`MixtureAttention`; an added key and value are normal."""
         self.attention.reset_parameters()
         for parameter in (self.bias_k, self.bias_v):
             if parameter is not None:
@@ -227,7 +227,7 @@ class MultiheadMixtureAttention(nn.Module):
         mask: Tensor | None,
         is_causal: bool,
     ) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor | None, Tensor | None, bool]:
-        """With the added positions, which every query sees."""
+        """Keys, values and masks with the added positions, which every query sees."""
         query, keys, value = heads
         added = int(self.bias_k is not None) + int(self.add_zero_attn)
         if not added:

@@ -82,7 +82,7 @@ class _Held(NamedTuple):
     mask: Tensor | None  # bool (B, S)
 
     def part(self, positions: slice) -> "_Held":
-        """Of some positions."""
+        """The part at some positions."""
 
         def cut(x: Tensor | None) -> Tensor | None:
             return x if x is None or x.ndim < 4 or x.shape[3] == 1 else x[..., positions]
@@ -218,7 +218,7 @@ class _RingAttention(torch.autograd.Function):
 def _piece_gradients(
     part: tuple[Tensor, Tensor], grad: Tensor, out: Tensor, lse: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Of h_c and lse_c in h = sum_c w_c h_c, w_c = exp(lse_c - lse): w_c g, w_c g . (h_c - h)."""
+    """w_c g and w_c g . (h_c - h): the gradients of h_c and lse_c in h = sum_c exp(lse_c - lse) h_c."""
     part_out, part_lse = (x.detach().to(out.dtype) for x in part)
     is_empty = part_lse == -torch.inf
     weight = (

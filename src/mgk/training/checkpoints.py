@@ -145,7 +145,7 @@ def step_of(checkpoint: Path) -> int:
 
 
 def last_good(run: Path) -> str:
-    """Half a sentence on where a run can go on from."""
+    """The last checkpoint, in the words of an error message."""
     found = newest(run)
     return "there is no checkpoint yet" if found is None else f"the last good checkpoint is {found}"
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 
 def choose_device(wanted: str) -> torch.device:
-    """For "auto" the accelerator of the local rank; else the CPU."""
+    """The accelerator of the local rank for "auto", else the CPU."""
     if wanted == "cpu" or not torch.accelerator.is_available():
         return torch.device("cpu")
     if num_launched() > 1:

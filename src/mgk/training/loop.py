@@ -40,7 +40,7 @@ OnStep = Callable[[int, int], None]
 
 @dataclass
 class Progress:
-    """Where a run stands; a resumed run goes on from it."""
+    """The state of a run, from which a resumed run goes on."""
 
     step: int = 0  # optimizer steps done
     logged_step: int = 0  # of the last line of metrics

@@ -30,7 +30,7 @@ _MAX_BYTES = 2**26  # a trial's file has every outcome
 
 BatchSize = Annotated[int, Field(ge=1, le=2**20)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-# Of the model; its other options may be left open.
+# Fields of the model that always have a value.
 _ALWAYS = ("attention", "num_attention_heads")
 
 
@@ -59,7 +59,7 @@ class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
 
-# What is left open follows from the data, or is the default.
+# None: the value follows from the data, or is the default.
 _FIELDS: dict[str, Any] = {
     name: (kind, getattr(ModelOptions, name)) if name in _ALWAYS else (kind | None, None)
     for name, kind in get_type_hints(ModelOptions, include_extras=True).items()
@@ -329,7 +329,7 @@ def _suggest(near: str | None) -> str:
 
 
 def _closest_field(path: str) -> str | None:
-    """By the whole path, or by the name where the section is wrong."""
+    """The most similar field: by its path, or by its name in another section."""
     known = _field_paths(Recipe)
     by_name = {name.rpartition(".")[2]: name for name in known}
     return closest(path, known) or by_name.get(closest(path.rpartition(".")[2], by_name) or "")

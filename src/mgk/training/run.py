@@ -62,57 +62,63 @@ def train(
         quiet(),
         ExitStack() as resources,
         StopSignals() as signals,
+        _explained_errors(out),
     ):
-        is_new = False
-        try:
-            device = distributed.choose_device(recipe.training.device)
-            distributed.init(device)
-            is_first = distributed.rank() == 0
+        device = distributed.choose_device(recipe.training.device)
+        distributed.init(device)
+        is_first, is_new = distributed.rank() == 0, False
+        if is_first:
+            run_dir.check_run_dir(recipe, out, resume=resume, overwrite=overwrite)
+            is_new = not out.exists()
+            out.mkdir(parents=True, exist_ok=True)
+            resources.enter_context(folder_lock(out))
+            # another may have begun and ended meanwhile
+            is_new = is_new and not (out / run_dir.RECIPE).exists()
+        with _cleared_if_it_cannot_start(out if is_new else None):
             if is_first:
-                run_dir.check_run_dir(recipe, out, resume=resume, overwrite=overwrite)
-                is_new = not out.exists()
-                out.mkdir(parents=True, exist_ok=True)
-                resources.enter_context(folder_lock(out))
-                # another may have begun and ended meanwhile
-                is_new = is_new and not (out / run_dir.RECIPE).exists()
-            with _cleared_if_it_cannot_start(out if is_new else None):
-                if is_first:
-                    run_dir.prepare_run_dir(recipe, out, resume=resume, overwrite=overwrite)
-                    _check_finished(out, on_note)
-                else:
-                    on_step = on_log = on_test = on_note = _ignore
-                distributed.barrier()
-                if (out / run_dir.SUMMARY).is_file():
-                    return run_dir.read_summary(out)
-                data = _open_data(recipe, on_note)
-                step = distributed.broadcast(_first_step(out, on_note) if is_first else 0)
-                if is_first:
-                    _record_environment(out, recipe, data, device, step, on_note)
-                torch.manual_seed(recipe.seed)
-                model = make_model(recipe, data)
-                loop = TrainingLoop(model, recipe, data, out, device=device, signals=signals)
-                if step:
-                    loop.restore(out / run_dir.CHECKPOINTS / f"step-{step}")
-            with run_dir.metrics_writer(out, step, on_log) if is_first else nullcontext(_ignore) as log:
-                loop.train(on_step, log)
-            if loop.progress.step < recipe.training.max_steps:
-                came = signals.requested  # None: it came to another rank
-                raise Interrupted(f"stopped by {came.name if came else 'another process'}", came or SIGTERM)
-            return _finish(loop, on_test)
-        except Interrupted as stop:
-            command = f"mgk train --resume --out {out}"
-            text = f"{stop} at {_last_step(out)}; go on with: {command}"
-            raise Interrupted(text, stop.number) from None
-        except RuntimeError as error:
-            if not distributed.is_lost(error):
-                raise
-            last_good = checkpoints.last_good(out)
-            raise TrainingError(f"{out}: another process has failed; {last_good}") from error
-        except OSError as error:
-            if isinstance(error, FileNotFoundError | PermissionError | FileExistsError):
-                path = os.fsdecode(error.filename or out)
-                raise TrainingError(f"{path}: {error.strerror or error}") from error
-            raise TrainingError(f"{out}: {reason(error)}; {checkpoints.last_good(out)}") from error
+                run_dir.prepare_run_dir(recipe, out, resume=resume, overwrite=overwrite)
+                _check_finished(out, on_note)
+            else:
+                on_step = on_log = on_test = on_note = _ignore
+            distributed.barrier()
+            if (out / run_dir.SUMMARY).is_file():
+                return run_dir.read_summary(out)
+            data = _open_data(recipe, on_note)
+            step = distributed.broadcast(_first_step(out, on_note) if is_first else 0)
+            if is_first:
+                _record_environment(out, recipe, data, device, step, on_note)
+            torch.manual_seed(recipe.seed)
+            model = make_model(recipe, data)
+            loop = TrainingLoop(model, recipe, data, out, device=device, signals=signals)
+            if step:
+                loop.restore(out / run_dir.CHECKPOINTS / f"step-{step}")
+        with run_dir.metrics_writer(out, step, on_log) if is_first else nullcontext(_ignore) as log:
+            loop.train(on_step, log)
+        if loop.progress.step < recipe.training.max_steps:
+            came = signals.requested  # None: it came to another rank
+            raise Interrupted(f"stopped by {came.name if came else 'another process'}", came or SIGTERM)
+        return _finish(loop, on_test)
+
+
+@contextmanager
+def _explained_errors(run: Path) -> Iterator[None]:
+    """Errors say what is saved of the run, and how it goes on."""
+    try:
+        yield
+    except Interrupted as stop:
+        command = f"mgk train --resume --out {run}"
+        text = f"{stop} at {_last_step(run)}; go on with: {command}"
+        raise Interrupted(text, stop.number) from None
+    except RuntimeError as error:
+        if not distributed.is_lost(error):
+            raise
+        last_good = checkpoints.last_good(run)
+        raise TrainingError(f"{run}: another process has failed; {last_good}") from error
+    except OSError as error:
+        if isinstance(error, FileNotFoundError | PermissionError | FileExistsError):
+            path = os.fsdecode(error.filename or run)
+            raise TrainingError(f"{path}: {error.strerror or error}") from error
+        raise TrainingError(f"{run}: {reason(error)}; {checkpoints.last_good(run)}") from error
 
 
 @contextmanager

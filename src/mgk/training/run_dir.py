@@ -1,4 +1,4 @@
-"""The folder of a run: files, summary, metrics. Does not import torch."""
+"""The folder of a run: files, metrics, summary, intervals. Does not import torch."""
 
 import json
 import math

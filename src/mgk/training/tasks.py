@@ -1,4 +1,4 @@
-"""From a recipe to its data and its model; from a finished run to its model."""
+"""The data and the model of a recipe, and the model of a finished run."""
 
 import copy
 import hashlib
@@ -203,7 +203,7 @@ def check_size(kind: type[PreTrainedModel], config: MgkConfig) -> None:
 
 
 def _memory_bytes() -> int | None:
-    """Of the machine, swap excluded; None where it does not say."""
+    """The machine's memory without swap; None where it is not known."""
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):

@@ -3,22 +3,20 @@
 from dataclasses import replace
 from pathlib import Path
 
-from mgk.experiments.compare.result import compare_results, write_comparison
+from mgk._util import json_codec
+from mgk.experiments.compare.result import compare_results
 from mgk.experiments.model_analysis import Inspection, inspect_models
-from mgk.experiments.result_store import ResultStore
 from mgk.experiments.runner import run_isolated
-from mgk.experiments.study import read_study
+from mgk.experiments.study import Study
 
 ID = "demo"
 COMPARISON = "comparison.json"
 
 
-def write_demo(results: Path, *, runs: Path) -> list[Path]:
+def write_demo(study: Study, *, runs: Path) -> list[Path]:
     """Compare the models of all seeds; nothing where a trial is missing."""
-    folder = results / ID
-    study, store = read_study(folder), ResultStore(folder)
     plan = study.plan()
-    found = {result.trial: result for result in store.found(plan.trials)}
+    found = {result.trial: result for result in study.measured}
     if len(found) < len(plan.trials):
         return []
     calls: dict[int, tuple[dict[str, Path]]] = {}
@@ -36,6 +34,6 @@ def write_demo(results: Path, *, runs: Path) -> list[Path]:
         )
         for result in comparison.results
     )
-    path = folder / COMPARISON
-    write_comparison(path, replace(comparison, results=models))
+    path = study.folder / COMPARISON
+    json_codec.write(path, replace(comparison, results=models))
     return [path]

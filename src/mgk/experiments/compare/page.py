@@ -6,6 +6,7 @@ from math import isfinite
 from markupsafe import Markup
 
 from mgk.analysis.confidence_intervals import Interval, student_interval
+from mgk.data.task_registry import SYNTHETIC
 from mgk.experiments.compare.result import Comparison, Result
 from mgk.experiments.model_analysis import Inspection
 from mgk.experiments.render import html
@@ -28,15 +29,11 @@ _SMOOTHING = 5
 def comparison_page(comparison: Comparison, inspection: Inspection, before: Comparison | None = None) -> str:
     """The whole page; ``before`` is the same comparison of more seeds."""
     others = " and ".join(result.title for result in comparison.results[1:])
-    columns = result_columns(comparison)
-    table = html.table(table_caption(comparison), columns, result_rows(comparison))
-    if before is not None:
-        table = html.table(caption_beside(comparison, before), columns, rows_beside(comparison, before))
     return html.page(
         f"{comparison.data}: {others} vs {comparison.baseline.title}",
         [
             *map(html.paragraph, summary(comparison)),
-            html.section("Results and costs", table),
+            html.section("Results and costs", html.table(*result_table(comparison, before))),
             html.section("Differences to the baseline", *_differences(comparison)),
             html.section("Training curves", _curves(comparison)),
             *([html.section("What the models write", *_writings(comparison))] if inspection.writings else []),
@@ -49,7 +46,7 @@ def comparison_page(comparison: Comparison, inspection: Inspection, before: Comp
 def summary(comparison: Comparison) -> list[str]:
     """The result in sentences, one per candidate."""
     baseline = comparison.baseline
-    sentences = [text("synthetic")] if comparison.data.startswith("synthetic-") else []
+    sentences = [text("synthetic")] if comparison.data.startswith(SYNTHETIC) else []
     opening = f"{baseline.title}: {_score(comparison, baseline)}, {short(baseline.parameters)} parameters"
     chance = f" The majority-class baseline has {percent(comparison.chance)}." if comparison.chance else ""
     sentences.append(f"{opening}, {short(baseline.flops)} FLOPs an example.{chance}")
@@ -82,14 +79,31 @@ def verdict(comparison: Comparison, result: Result) -> str:
     return f"{opening}: significantly {'better' if is_better else 'worse'} than the baseline."
 
 
-def result_columns(comparison: Comparison) -> tuple[str, ...]:
-    """The headings of :func:`result_rows`."""
-    writing = ("cache", "tokens/s") if comparison.baseline.writing is not None else ()
-    return ("model", f"test {comparison.metric_name}", "parameters", "FLOPs", "step", "memory", *writing)
+def result_table(
+    comparison: Comparison, before: Comparison | None = None
+) -> tuple[str, list[str], list[tuple[str, ...]]]:
+    """Caption, headings and rows: model, metric, then the costs.
+
+    Below each row stands that of ``before``, the same comparison of more seeds.
+    """
+    caption, rows = _caption(comparison), _rows(comparison)
+    columns = ["model", f"test {comparison.metric_name}", "parameters", "FLOPs", "step", "memory"]
+    if comparison.baseline.writing is not None:
+        columns += ["cache", "tokens/s"]
+    if before is None:
+        return caption, columns, rows
+    seeds, known = len(before.seeds), {result.name: result for result in before.results}
+    table = []
+    for result, row in zip(comparison.results, rows, strict=True):
+        table.append(row)
+        if (other := known.get(result.name)) is not None:
+            table.append((f"  {plural(seeds, 'seed')}", *_seed_row(before, other)))
+    other_data = "" if before.data_label == comparison.data_label else f" on {before.data_label}"
+    how = f"Rows of {plural(seeds, 'seed')} were measured before, with 95% CIs over seeds{other_data}"
+    return f"{caption} {how}: {before.machine}, {before.date[:10]}.", columns, table
 
 
-def result_rows(comparison: Comparison) -> list[tuple[str, ...]]:
-    """The rows of the table: model, metric, then the costs."""
+def _rows(comparison: Comparison) -> list[tuple[str, ...]]:
     baseline = comparison.baseline
 
     def with_ratio(text: str, value: float, reference: float | None) -> str:
@@ -119,17 +133,6 @@ def result_rows(comparison: Comparison) -> list[tuple[str, ...]]:
     return rows
 
 
-def rows_beside(comparison: Comparison, before: Comparison) -> list[tuple[str, ...]]:
-    """:func:`result_rows`, and below each the same of another comparison."""
-    known = {result.name: result for result in before.results}
-    rows = []
-    for result, row in zip(comparison.results, result_rows(comparison), strict=True):
-        rows.append(row)
-        if (other := known.get(result.name)) is not None:
-            rows.append((f"  {plural(len(before.seeds), 'seed')}", *_seed_row(before, other)))
-    return rows
-
-
 def _seed_row(comparison: Comparison, result: Result) -> tuple[str, ...]:
     """The numbers of one model, with intervals where seeds matter."""
     memory, writing = result.peak_memory_bytes, result.writing
@@ -151,14 +154,7 @@ def _over_seeds(values: Sequence[float], number: Callable[[float], str]) -> str:
     return interval_text(interval, number) if len(values) > 1 else number(interval.estimate)
 
 
-def caption_beside(comparison: Comparison, before: Comparison) -> str:
-    """What the rows between are."""
-    seeds = f"Rows of {plural(len(before.seeds), 'seed')} were measured before, with 95% CIs over seeds"
-    other = "" if before.data_label == comparison.data_label else f" on {before.data_label}"
-    return f"{table_caption(comparison)} {seeds}{other}: {before.machine}, {before.date[:10]}."
-
-
-def table_caption(comparison: Comparison) -> str:
+def _caption(comparison: Comparison) -> str:
     """What the numbers of the table are."""
     seeds = len(comparison.seeds)
     runs = "one run each" if seeds == 1 else f"the mean of {seeds} runs each"

@@ -120,14 +120,8 @@ class Comparison:
         return 3 if self.metric == "bits_per_byte" else 2
 
 
-def write_comparison(path: Path, comparison: Comparison) -> None:
-    """Write a comparison with its hash."""
-    data = files.with_hash(json_codec.dump(comparison))
-    files.write_file(path, json_codec.compact_json(data))
-
-
 def read_comparison(path: Path) -> Comparison:
-    """What :func:`write_comparison` was given, or ``RecipeError``."""
+    """The comparison in a file, or ``RecipeError``."""
     try:
         return json_codec.load(Comparison, files.read_verified(path))
     except (OSError, ValueError) as error:

@@ -273,7 +273,7 @@ def _fewest_parameters(results: PresetResults) -> Iterator[Evidence]:
 
 
 def _most_efficient(results: PresetResults) -> Iterator[Evidence]:
-    """Of Table 4, smgk with a hard E-step costs least."""
+    """Of the models of Table 4, smgk with a hard E-step costs least."""
     models = EXPERIMENTS["table4"].models_at("paper")
     for what, count in (
         ("parameters", cost_model.model_parameters),
@@ -289,7 +289,7 @@ def _most_efficient(results: PresetResults) -> Iterator[Evidence]:
         )
 
 
-# By their names in claims.yaml.
+# Rules by their names in claims.yaml.
 _RULES: Mapping[str, Callable[..., Iterator[Evidence]]] = {
     "against_baseline": _against_baseline,
     "smgk_best": _smgk_best,
@@ -318,11 +318,6 @@ CLAIMS = _read_claims()
 def verdicts(results: PresetResults) -> dict[str, Verdict]:
     """The verdict on every claim, by its id."""
     return {claim.id: claim.verdict(results) for claim in CLAIMS}
-
-
-def power_text(claim: Claim, results: PresetResults, seeds: int) -> str:
-    """The difference that so many seeds can detect."""
-    return power(claim.verdict(results).evidence, seeds)
 
 
 def power(evidence: Sequence[Evidence], seeds: int) -> str:

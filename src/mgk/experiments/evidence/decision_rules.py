@@ -29,7 +29,7 @@ CONFIRMED, EQUIVALENT, INCONCLUSIVE, CONTRADICTED, NOT_MEASURED = get_args(Outco
 
 _IDS = {"Table": "table", "Figure": "fig"}
 
-# By metric, in points or per cent, and the name of the unit.
+# Margins by metric, in points or per cent, and the names of their units.
 MARGINS = {"accuracy": 1.5, "bits_per_byte": 1.0, "perplexity": 2.0}
 UNITS = {"accuracy": " points", "bits_per_byte": "% of bits per byte", "perplexity": "% of perplexity"}
 
@@ -85,7 +85,7 @@ def deciding_half_width(interval: Interval, margin: float, *, is_comparable: boo
 
 
 def regrets(values: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
-    """By column and row: value / the row's least value - 1."""
+    """Regrets by column and row: value / the row's least value - 1."""
     columns = [name for name in next(iter(values.values()), {}) if all(name in row for row in values.values())]
     best = {name: min(row[column] for column in columns) for name, row in values.items() if columns}
     return {column: {name: values[name][column] / best[name] - 1 for name in best} for column in columns}

@@ -79,7 +79,7 @@ def paired_by_seed(candidate: Sequence[_Item], baseline: Sequence[_Item]) -> lis
 def _accuracy_difference(
     candidate: tuple[tuple[bool, ...], ...], baseline: tuple[tuple[bool, ...], ...], confidence: float
 ) -> Interval:
-    """In points of accuracy."""
+    """The paired difference in points of accuracy."""
     difference = paired_difference(candidate, baseline, confidence=confidence).difference
     return Interval(100 * difference.estimate, 100 * difference.low, 100 * difference.high)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from mgk.experiments.render.numbers import text
 from mgk.experiments.render.tables import DASH, markdown_table
+from mgk.experiments.reproduce.published import TITLES
 from mgk.training.errors import TrainingError
 
 BENCH = "bench"
@@ -29,7 +30,6 @@ _SOFTMAX = "softmax, 8 heads, torch"
 _MODELS = (_SOFTMAX, "mgk soft, 4 heads", "mgk hard, 4 heads", "smgk soft, 4 heads", "smgk hard, 4 heads")
 _UNFUSED = "mgk unfused, 4 heads"
 _PASSES = ("forward", "forward+backward")
-_TASKS = {"listops": "ListOps", "text": "Text"}
 
 
 class _Rows:
@@ -90,12 +90,12 @@ def _part(bench: Bench, results: str, name: str, make: Callable[[Bench, str], st
         raise TrainingError(f"{results}/{BENCH}: a file of the benchmarks lacks {error}") from None
 
 
-def _rows(bench: Bench, name: str, experiment: str) -> _Rows:
-    return _Rows(bench[name]["rows"]).where(experiment=experiment)
+def _rows(bench: Bench, name: str, **fields: Any) -> _Rows:
+    return _Rows(bench[name]["rows"]).where(**fields)
 
 
-def _kernels(bench: Bench, **fields: Any) -> _Rows:
-    return _Rows(bench["kernels"]["rows"]).where(**fields)
+def _with_source(file: str, *parts: str) -> str:
+    return "\n\n".join([f"From `{file}`:", *parts])
 
 
 # The columns of tables of times: their names, and the fields of their rows.
@@ -108,11 +108,11 @@ _LENGTHS = {
 
 def _ratios(columns: Mapping[str, Mapping[str, Any]], bench: Bench, file: str) -> str:
     """Times relative to the baseline, a row per model."""
-    return f"From `{file}`:\n\n{_ratio_table(columns, bench)}"
+    return _with_source(file, _ratio_table(columns, bench))
 
 
 def _ratio_table(columns: Mapping[str, Mapping[str, Any]], bench: Bench) -> str:
-    rows = _kernels(bench)
+    rows = _rows(bench, "kernels")
     return markdown_table(
         ["", *columns],
         [
@@ -124,16 +124,16 @@ def _ratio_table(columns: Mapping[str, Mapping[str, Any]], bench: Bench) -> str:
 
 def _memory(bench: Bench, file: str) -> str:
     """Megabytes beyond the inputs, a row per length."""
-    rows = _kernels(bench, experiment="length", passes=_PASSES[1])
+    rows = _rows(bench, "kernels", experiment="length", passes=_PASSES[1])
     cells = [
         [f"N={n:,}", *(rows.text("peak_extra_mb", 0, N=n, alternative=model) for model in _MODELS)]
         for n in sorted({row["N"] for row in rows.rows})
     ]
-    return f"From `{file}`:\n\n{markdown_table(['MB', *_MODELS], cells)}"
+    return _with_source(file, markdown_table(["MB", *_MODELS], cells))
 
 
 def _unfused(bench: Bench, file: str) -> str:
-    rows = _kernels(bench, experiment="unfused")
+    rows = _rows(bench, "kernels", experiment="unfused")
     unfused, fused = (
         [rows.value("ratio", alternative=name, passes=passes) for passes in _PASSES]
         for name in (_UNFUSED, _MODELS[1])
@@ -148,13 +148,13 @@ def _decoding(bench: Bench, file: str) -> str:
 
 
 def _decoding_line(bench: Bench) -> str:
-    rows = _kernels(bench, experiment="decoding")
+    rows = _rows(bench, "kernels", experiment="decoding")
     mgk, smgk = (rows.text("ratio", alternative=f"{model} soft, 4 heads") for model in ("mgk", "smgk"))
     return f"One token against {rows.rows[0]['N']:,} cached ones: mgk {mgk}, smgk {smgk}."
 
 
 def _linear(bench: Bench, file: str) -> str:
-    rows = _kernels(bench, experiment="linear")
+    rows = _rows(bench, "kernels", experiment="linear")
     mlk, smgk = (rows.value("ratio", alternative=f"{name}, 4 heads") for name in ("mlk", "smgk soft"))
     return text("bench_linear", length=rows.rows[0]["N"], mlk=mlk, speedup=smgk / mlk, file=file)
 
@@ -174,23 +174,23 @@ def _more(bench: Bench, file: str) -> str:
     """Ratios of short, wide, half-precision and tiny calls, then of windows."""
     cells = []
     for experiment, note in _MORE.items():
-        rows = _kernels(bench, experiment=experiment)
+        rows = _rows(bench, "kernels", experiment=experiment)
         for case in rows.where(alternative="softmax").rows:
             sizes = {name: case[name] for name in ("B", "H", "N", "D", "passes")}
             shape = ", ".join(f"{name}={case[name]:,}" for name in ("B", "N", "D"))
             heads = f"{case['H']} vs {2 * case['H']} heads"
             ratios = (rows.text("ratio", alternative=name, **sizes) for name in ("mgk", "smgk"))
             cells.append([f"{experiment}: {shape}, {heads}{note}, {case['passes']}", *ratios])
-    for case in _kernels(bench, experiment="window", alternative="smgk").rows:
+    for case in _rows(bench, "kernels", experiment="window", alternative="smgk").rows:
         kind = ", causal" if case["causal"] else ""
         label = f"window {case['window']} of {case['N']:,} keys{kind}, vs no window"
         cells.append([f"{label}, {case['passes']}", DASH, f"{case['ratio']:.2f}"])
-    return f"From `{file}`:\n\n{markdown_table(['', 'mgk', 'smgk'], cells)}"
+    return _with_source(file, markdown_table(["", "mgk", "smgk"], cells))
 
 
 def _steps(bench: Bench, file: str) -> str:
     """The share of each part in a step, a row per recipe; the speed of packed rows."""
-    rows = _Rows(bench["steps"]["rows"])
+    rows = _rows(bench, "steps")
     parts = ("attention", "products", "dropout", "normalisation", "activation", "loss", "optimizer", "rest")
     cells = [
         [row["task"], f"{row['milliseconds']:.0f}", *(f"{row[f'{part}_share']:.2f}" for part in parts)]
@@ -202,7 +202,7 @@ def _steps(bench: Bench, file: str) -> str:
     for name in ("grouped", "padded"):
         values[name] = packing["packed"]["tokens_per_second"] / packing[name]["tokens_per_second"]
         values[f"{name}_padding"] = 1 - packing[name]["token_share"]
-    return f"From `{file}`:\n\n{table}\n\n{text('bench_packing', **values)}"
+    return _with_source(file, table, text("bench_packing", **values))
 
 
 def _steps_since(bench: Bench, file: str) -> str:
@@ -215,13 +215,13 @@ def _steps_since(bench: Bench, file: str) -> str:
         ]
         for row in bench["steps_since_17c4eca"]["rows"]
     ]
-    table = markdown_table(["", "before, ms", "now, ms", "times faster", "least", "most"], cells)
-    return f"From `{file}`:\n\n{table}"
+    columns = ["", "before, ms", "now, ms", "times faster", "least", "most"]
+    return _with_source(file, markdown_table(columns, cells))
 
 
 def _roofline(bench: Bench, file: str) -> str:
     """The forward by parts, beside its products at the peak rate."""
-    rows, settings = _Rows(bench["roofline"]["rows"]), bench["roofline"]["settings"]
+    rows, settings = _rows(bench, "roofline"), bench["roofline"]["settings"]
     rates = {row["operation"].replace("-", " "): row for row in rows.where(experiment="rate").rows}
     columns = {
         "all": "milliseconds",
@@ -243,7 +243,7 @@ def _roofline(bench: Bench, file: str) -> str:
 
 def _triton(bench: Bench, file: str) -> str:
     """The modelled time of half the heads on GPUs, overlapped and in turn."""
-    rows = _Rows(bench["triton"]["rows"])
+    rows = _rows(bench, "triton")
     model = rows.where(experiment="model", dtype="float16")
     shapes = dict.fromkeys((row["target"], row["width"]) for row in model.rows)
     lines = []
@@ -262,12 +262,12 @@ def _triton(bench: Bench, file: str) -> str:
 
 
 def _generate(bench: Bench, file: str) -> str:
-    by_model = {row["model"]: row for row in _rows(bench, "generate", "speed").rows}
+    by_model = {row["model"]: row for row in _rows(bench, "generate", experiment="speed").rows}
     smgk, mgk = by_model["smgk"], by_model["mgk"]
     caches = ", ".join(
         f"{name} {by_model[name]['cache_bytes'] / 1e6:.1f} MB" for name in ("softmax", "mgk", "smgk")
     )
-    positions = _rows(bench, "generate", "position").where(model="mlk").rows
+    positions = _rows(bench, "generate", experiment="position", model="mlk").rows
     times, places = (sorted(row[name] for row in positions) for name in ("milliseconds", "position"))
     ranges = {"times": (times[0], times[-1]), "places": (places[0], places[-1])}
     return text("bench_generate", smgk=smgk, mgk=mgk, caches=caches, file=file, **ranges)
@@ -278,32 +278,32 @@ def _train(bench: Bench, file: str) -> str:
     settings = bench["train"]["settings"]
     cells = [
         [
-            f"{_TASKS.get(shape, shape)}, {model}",
+            f"{TITLES.get(shape, shape)}, {model}",
             *(_step(bench, shape, model, heads) for heads in settings["heads"]),
         ]
         for shape in settings["shapes"]
         for model in ("mgk", "smgk", "mlk")
     ]
     table = markdown_table(["", *(f"h={heads}" for heads in settings["heads"])], cells)
-    added = [100 * (row["ratio"] - 1) for row in _rows(bench, "train", "loop").rows]
+    added = [100 * (row["ratio"] - 1) for row in _rows(bench, "train", experiment="loop").rows]
     loop = text("bench_loop", least=min(added), most=max(added)) if added else ""
-    return f"From `{file}`:\n\n{table}\n\n{loop}"
+    return _with_source(file, table, loop)
 
 
 def _step(bench: Bench, shape: str, model: str, heads: int) -> str:
-    rows = _rows(bench, "train", "step").where(attention="auto")
+    rows = _rows(bench, "train", experiment="step", attention="auto")
     return rows.text("ratio", shape=shape, model=model, heads=heads)
 
 
 def _summary(bench: Bench, file: str) -> str:
-    """For a first page: the table, then one line for each other benchmark."""
+    """The table, then one line for each other benchmark, for a first page."""
     machine = bench["kernels"]["machine"]
     caption = text("bench_summary", machine=machine, file=file)
     lines = []
-    if (rows := _kernels(bench, experiment="unfused")).rows:
+    if (rows := _rows(bench, "kernels", experiment="unfused")).rows:
         forward, both = (rows.text("ratio", passes=passes, alternative=_UNFUSED) for passes in _PASSES)
         lines.append(text("bench_unfused_line", forward=forward, both=both))
-    if _kernels(bench, experiment="decoding").rows:
+    if _rows(bench, "kernels", experiment="decoding").rows:
         lines.append(_decoding_line(bench))
     for name, make in (("train", _train_line), ("generate", _generate_line), ("sdpa", _sdpa_line)):
         if name in bench:
@@ -319,7 +319,7 @@ def _train_line(bench: Bench) -> str:
 
 
 def _generate_line(bench: Bench) -> str:
-    by_model = {row["model"]: row for row in _rows(bench, "generate", "speed").rows}
+    by_model = {row["model"]: row for row in _rows(bench, "generate", experiment="speed").rows}
     softmax, *mixtures = (by_model[model] for model in ("softmax", "mgk", "smgk"))
     speeds = " and smgk ".join(f"{row['times_softmax']:.2f}" for row in mixtures)
     caches = " and ".join(f"{row['cache_bytes'] / softmax['cache_bytes']:.2f}" for row in mixtures)
@@ -327,7 +327,7 @@ def _generate_line(bench: Bench) -> str:
 
 
 def _sdpa_line(bench: Bench) -> str:
-    rows = _Rows(bench["sdpa"]["rows"])
+    rows = _rows(bench, "sdpa")
     mgk, smgk = (rows.text("ratio", passes="forward", variant=model) for model in ("mgk", "smgk"))
     return text("bench_sdpa_line", mgk=mgk, smgk=smgk)
 

@@ -19,7 +19,7 @@ from mgk.analysis.explorer import Exploration, LayerAttention
 from mgk.experiments.render import html
 from mgk.experiments.render.numbers import text
 
-# Of a page with at most 256 tokens; longer texts may have more.
+# The size of a page with at most 256 tokens; it grows with longer texts.
 MOST_BYTES = 3_000_000
 _USUAL_TOKENS = 256
 _SCRIPTS = tuple(f"explorer/{name}.js" for name in ("core", "heads", "map", "panel", "app"))

@@ -21,7 +21,6 @@ from mgk.experiments.render.charts import Lines, Maps, Points, Series, series_ov
 from mgk.experiments.render.numbers import text
 from mgk.experiments.reproduce.registry import Experiment
 from mgk.experiments.result_store import TrialResult
-from mgk.variants import VARIANTS
 
 _BINS = 20
 # Points of a training curve that are averaged into one.
@@ -91,9 +90,7 @@ def _families(
     (task,) = experiment.tasks_at(results.preset)
     families = []
     for name, is_linear in (("softmax and mgk", False), ("linear and mlk", True)):
-        models = [
-            m for m in experiment.models_at(results.preset) if VARIANTS[m.attention].is_linear == is_linear
-        ]
+        models = [m for m in experiment.models_at(results.preset) if m.variant.is_linear == is_linear]
         trials = {model: found for model in models if (found := results.trials(task, model))}
         if trials:
             families.append((f"{name}, {next(iter(trials.values()))[0].data.label}", trials))

@@ -30,14 +30,13 @@ from mgk.experiments.render.study_report import StudyReport
 from mgk.experiments.render.tables import DASH, machines, markdown_table
 from mgk.experiments.result_store import TrialResult
 from mgk.experiments.study import Pair
-from mgk.variants import VARIANTS
 
 TIMES = "times.json"
 TASK = "bytes"
-# What all others are compared to, seed by seed: seeds differ in level.
+# The model that all others are compared to, seed by seed.
 BASELINE = ModelSpec("softmax", 4)
 
-# By the name of the cost: its heading.
+# Costs and their headings.
 COSTS = {
     "cache": "cache, bytes a token",
     "flops": "attention FLOPs a token",
@@ -77,6 +76,11 @@ class Point:
     gain: Interval
     costs: dict[str, float]
 
+    @property
+    def spec(self) -> ModelSpec:
+        """The model."""
+        return ModelSpec.parse(self.model)
+
 
 @dataclass(frozen=True)
 class Frontier(StudyReport):
@@ -99,7 +103,7 @@ class Frontier(StudyReport):
 
     @cached_property
     def found(self) -> PresetResults:
-        """By model and seed."""
+        """The results by model and seed."""
         return PresetResults(self.study.stages[0].preset, self.results)
 
     @cached_property
@@ -133,6 +137,7 @@ class Frontier(StudyReport):
                 found.append(point)
         return found
 
+    @cached_property
     def evidence(self) -> list[tuple[Pair, Evidence]]:
         """The pairs of the plan, decided by the rules."""
         return [
@@ -142,22 +147,22 @@ class Frontier(StudyReport):
 
     def answers(self) -> list[tuple[Pair, Evidence]]:
         """The pairs that say who should use what, as far as they are measured."""
-        return [(pair, item) for pair, item in self.evidence() if pair.use and item.outcome != NOT_MEASURED]
+        return [(pair, item) for pair, item in self.evidence if pair.use and item.outcome != NOT_MEASURED]
 
     def comparisons(self) -> list[str]:
-        """The same, a line for each outcome: the models and what they share."""
+        """The answers, a line for each outcome: the models and their use."""
         lines: dict[str, list[str]] = {}
         for pair, item in self.answers():
             use = pair.use[0].lower() + pair.use[1:]
-            names = f"{_phrase(pair.candidate)} vs {_phrase(pair.baseline)} ({use})"
-            lines.setdefault(_OUTCOMES[item.outcome], []).append(names)
+            candidate, baseline = (spec.phrase for spec in pair.specs)
+            lines.setdefault(_OUTCOMES[item.outcome], []).append(f"{candidate} vs {baseline} ({use})")
         return [f"**{name}**: {'; '.join(lines[name])}." for name in _OUTCOMES.values() if name in lines]
 
     def sentences(self) -> list[str]:
         """Who should use what, then the front of each cost."""
         lines = []
         for pair, item in self.answers():
-            names = {"candidate": _phrase(pair.candidate), "baseline": _phrase(pair.baseline)}
+            names = dict(zip(("candidate", "baseline"), (spec.phrase for spec in pair.specs), strict=True))
             advice = _ADVICE[item.outcome].format(**names, margin=MARGINS["bits_per_byte"])
             lines.append(f"{pair.use}: {advice}.")
         for cost, heading in COSTS.items():
@@ -168,7 +173,7 @@ class Frontier(StudyReport):
 
     def to_json(self) -> dict[str, Any]:
         """Points, fronts and verdicts as JSON data."""
-        pairs = [{**asdict(pair), **asdict(item)} for pair, item in self.evidence()]
+        pairs = [{**asdict(pair), **asdict(item)} for pair, item in self.evidence]
         data: dict[str, Any] = json_safe(
             {
                 **super().to_json(),
@@ -203,7 +208,7 @@ class Frontier(StudyReport):
                 " ".join([f"{self.progress}.", *self.sentences()]),
                 "\n".join(
                     f"- {item.sentence} {_QUESTIONS[pair.asks]}: **{item.outcome}**."
-                    for pair, item in self.evidence()
+                    for pair, item in self.evidence
                 ),
                 text("frontier_table", label=label),
                 markdown_table(columns, rows),
@@ -235,15 +240,14 @@ class Frontier(StudyReport):
         )
 
     def _series(self, cost: str, family: str) -> Iterable[Series]:
-        """By variant over the heads; then the Pareto front."""
+        """A curve for each variant, over its heads; then the Pareto front."""
         curves: dict[str, list[Point]] = {}
         for point in self.points:
-            model = ModelSpec.parse(point.model)
-            is_plain = " " not in point.model
-            if cost in point.costs and is_plain and VARIANTS[model.attention].family == family:
+            model, has_options = point.spec, " " in point.model
+            if cost in point.costs and not has_options and model.variant.family == family:
                 grouped = "" if model.key_value_heads is None else "grouped "
                 curves.setdefault(grouped + model.attention, []).append(point)
-        front = [point for point in self.front(cost) if _family(point) == family]
+        front = [point for point in self.front(cost) if point.spec.variant.family == family]
         for name, points in [*curves.items(), ("Pareto front", front)]:
             if points:
                 points = sorted(points, key=lambda point: point.costs[cost])
@@ -265,16 +269,8 @@ def costs(result: TrialResult) -> dict[str, float]:
     }
 
 
-def _phrase(model: str) -> str:
-    return ModelSpec.parse(model).phrase
-
-
-def _family(point: Point) -> str:
-    return VARIANTS[ModelSpec.parse(point.model).attention].family
-
-
 def _band(points: Sequence[Point], cost: str) -> list[tuple[float, float, float]]:
-    """Of the points that have a finite interval."""
+    """The intervals of the points, where they are finite."""
     return [
         (point.costs[cost], point.gain.low, point.gain.high)
         for point in points

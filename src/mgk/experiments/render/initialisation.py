@@ -9,15 +9,16 @@ from typing import Any
 
 from mgk.analysis.initial_scores import score_std
 from mgk.experiments.evidence.decision_rules import least_regret, regrets
+from mgk.experiments.model_spec import ModelSpec
 from mgk.experiments.render.charts import Lines, Series
 from mgk.experiments.render.figures import Figure
 from mgk.experiments.render.numbers import signed, text
 from mgk.experiments.render.study_report import StudyReport
 from mgk.experiments.render.tables import DASH, machines, markdown_table
 from mgk.training.recipe import ModelSection
-from mgk.variants import VARIANTS
 
-# Of the criterion: what counts as equal, what one for all may cost, and points of accuracy that it may lose.
+# The criterion: regrets that count as equal, the largest that one initialisation for
+# all families may have, and points of accuracy that it may lose to the paper's.
 TOLERANCE, MAX_REGRET, MAX_LOSS = 0.002, 0.01, 1.0
 PAPER = "paper"
 _WIDE_FIRST = (PAPER, "0.4", "0.1", "0.02")
@@ -33,7 +34,7 @@ class Initialisation(StudyReport):
 
     @cached_property
     def grids(self) -> dict[tuple[str, float | str | None], dict[str, Row]]:
-        """By task and learning rate: values by model, initialisation and seed.
+        """Values by task and learning rate, then by model, initialisation and seed.
 
         Validation bits per byte, or test accuracy in per cent.
         """
@@ -49,7 +50,7 @@ class Initialisation(StudyReport):
 
     @cached_property
     def means(self) -> dict[str, dict[str, float]]:
-        """Bits per byte of the stage with all of them, the widest first.
+        """Bits per byte of the first stage by model and initialisation.
 
         The mean over the seeds that all initialisations of a model have.
         """
@@ -64,7 +65,7 @@ class Initialisation(StudyReport):
     def choice(self, families: Sequence[str] = ("softmax", "linear")) -> tuple[str, float]:
         """The choice by the criterion for some families, and its largest regret."""
         values = {
-            name: row for name, row in self.means.items() if VARIANTS[name.partition(":")[0]].family in families
+            name: row for name, row in self.means.items() if ModelSpec.parse(name).variant.family in families
         }
         init = least_regret(values, tolerance=TOLERANCE)
         return init, max(regrets(values)[init].values())
@@ -164,9 +165,9 @@ class Initialisation(StudyReport):
         for family, title in (("softmax", "softmax, mgk and smgk"), ("linear", "linear, mlk and smlk")):
             series = []
             for name, row in self.means.items():
-                variant, _, heads = name.partition(":")
-                if VARIANTS[variant].family == family:
-                    points = [(log10(_score_std(variant, int(heads), init, model)), row[init]) for init in row]
+                spec = ModelSpec.parse(name)
+                if spec.variant.family == family:
+                    points = [(log10(_score_std(spec, init, model)), row[init]) for init in row]
                     series.append(Series(name, sorted(points)))
             panels.append(
                 Lines(
@@ -186,11 +187,11 @@ class Initialisation(StudyReport):
         )
 
 
-def _score_std(variant: str, heads: int, init: str, model: ModelSection) -> float:
+def _score_std(spec: ModelSpec, init: str, model: ModelSection) -> float:
     return score_std(
-        variant,
+        spec.attention,
         embed_dim=model["hidden_size"],
-        num_heads=heads,
+        num_heads=spec.heads,
         head_dim=model["head_dim"],
         init=init if init == PAPER else float(init),
     )

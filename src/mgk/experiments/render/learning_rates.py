@@ -20,7 +20,7 @@ class LearningRates(StudyReport):
 
     @cached_property
     def values(self) -> dict[str, dict[str, Values]]:
-        """By task and family: the metric on the validation split, by rate and seed."""
+        """The metric on the validation split by task, family, rate and seed."""
         found: dict[str, dict[str, Values]] = {}
         for result in self.results:
             trial, summary = result.trial, result.summary
@@ -31,7 +31,7 @@ class LearningRates(StudyReport):
 
     @cached_property
     def chosen(self) -> dict[str, dict[str, float]]:
-        """By task and family: the rate with the best mean, once complete."""
+        """The rate with the best mean by task and family, once complete."""
         planned: dict[tuple[str, str], int] = {}
         for trial in self.study.trials:
             key = trial.task, family(trial.model)

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from mgk._util.files import write_file
-from mgk._util.json_codec import compact_json
-from mgk.experiments.plan import PLAN
+from mgk._util.json_codec import write_compact
+from mgk.experiments.plan import find_studies
 from mgk.experiments.render.figure_png import draw
 from mgk.experiments.render.figures import Figure
-from mgk.experiments.result_store import ResultStore, TrialResult
+from mgk.experiments.result_store import TrialResult
 from mgk.experiments.study import Study, read_study
 
 SUMMARY = "summary.json"
@@ -27,12 +27,10 @@ class StudyReport:
     @classmethod
     def read(cls, results: Path) -> Self | None:
         """The study in a folder of results; None where there is none."""
-        folder = results / cls.id
-        if not (folder / PLAN).is_file():
+        if cls.id not in find_studies(results):
             return None
-        store, study = ResultStore(folder), read_study(folder)
-        study = study.extended(store.found(study.trials))
-        return cls(study, store.found(study.trials))
+        study = read_study(results, cls.id).extended()
+        return cls(study, study.measured)
 
     @classmethod
     def write(cls, results: Path) -> list[Path]:
@@ -41,7 +39,7 @@ class StudyReport:
         if found is None or not found.results:
             return []
         path = results / cls.id / SUMMARY
-        write_file(path, compact_json(found.to_json()))
+        write_compact(path, found.to_json())
         figure = found.figure()
         if figure is None or not figure.panels:
             return [path]

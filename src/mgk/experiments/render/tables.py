@@ -87,8 +87,58 @@ class Table:
 
     @property
     def unit(self) -> str:
-        """Of the differences."""
+        """The unit of the differences."""
         return "points" if self.metric == "accuracy" else "% of the perplexity"
+
+    @property
+    def header(self) -> list[str]:
+        """The headings of :attr:`text_rows`."""
+        names = ["model", "seeds", "parameters"]
+        for column in self.columns:
+            names += [self.labels[column], *(["paper"] if self.has_paper(column) else [])]
+        return names
+
+    @property
+    def text_rows(self) -> list[list[str]]:
+        """Every row: model, seeds, parameters, then our number and the paper's."""
+        rows = []
+        for row in self.rows:
+            cells = [row.model, row.seeds_text, _range(row.parameters, short)]
+            for column in self.columns:
+                entry = row.entries[column]
+                cells += [entry.text, *([entry.paper_text] if self.has_paper(column) else [])]
+            rows.append(cells)
+        return rows
+
+    @property
+    def differences(self) -> tuple[str, list[str], list[list[str]]] | None:
+        """Caption, headings and rows of the differences to references; None without any."""
+        rows = [
+            [row.model, row.reference or "", *(row.entries[column].difference_text for column in self.columns)]
+            for row in self.rows
+            if any(entry.difference is not None for entry in row.entries.values())
+        ]
+        if not rows:
+            return None
+        caption = text("perplexity_differences")
+        if self.metric == "accuracy":
+            has_single = any(row.reference is not None and row.seeds[0] == 1 for row in self.rows)
+            caption = text("accuracy_differences") + (f" {text('one_seed')}" if has_single else "")
+        return caption, ["model", "vs", *(self.labels[column] for column in self.columns)], rows
+
+    def has_paper(self, column: str) -> bool:
+        """Whether the paper has numbers in a column."""
+        return any(row.entries[column].paper is not None for row in self.rows)
+
+    def markdown(self) -> str:
+        """The table and its differences as Markdown."""
+        parts = [markdown_table(self.header, self.text_rows)]
+        if (found := self.differences) is not None:
+            caption, columns, rows = found
+            parts += [caption, markdown_table(columns, rows)]
+        if self.notes:
+            parts.append("\n".join(f"- {note}" for note in self.notes))
+        return "\n\n".join(parts) + "\n"
 
     def to_json(self) -> dict[str, Any]:
         """JSON data; unbounded intervals have null."""
@@ -129,7 +179,7 @@ def make_table(experiment: Experiment, results: PresetResults) -> Table | None:
 
 
 def machines(trials: Sequence[TrialResult]) -> tuple[str, ...]:
-    """Where trials were measured: a line per machine."""
+    """The machine, days and commits of trials: a line per machine."""
     groups: dict[str, list[TrialResult]] = {}
     for trial in trials:
         machine = trial.machine
@@ -141,67 +191,6 @@ def machines(trials: Sequence[TrialResult]) -> tuple[str, ...]:
         commits = sorted({(trial.machine["commit"] or "no commit")[:10] for trial in group})
         lines.append(f"{name}; {_range((days[0], days[-1]), str)}; commit {', '.join(commits)}")
     return tuple(lines)
-
-
-def header(table: Table) -> list[str]:
-    """The headings of :func:`text_rows`."""
-    names = ["model", "seeds", "parameters"]
-    for column in table.columns:
-        names.append(table.labels[column])
-        if has_paper(table, column):
-            names.append("paper")
-    return names
-
-
-def text_rows(table: Table) -> list[list[str]]:
-    """Every row: model, seeds, parameters, then our number and the paper's."""
-    rows = []
-    for row in table.rows:
-        cells = [row.model, row.seeds_text, _range(row.parameters, short)]
-        for column in table.columns:
-            entry = row.entries[column]
-            cells.append(entry.text)
-            if has_paper(table, column):
-                cells.append(entry.paper_text)
-        rows.append(cells)
-    return rows
-
-
-def difference_header(table: Table) -> list[str]:
-    """The headings of :func:`difference_rows`."""
-    return ["model", "vs", *(table.labels[column] for column in table.columns)]
-
-
-def difference_rows(table: Table) -> list[list[str]]:
-    """For each row with a reference: the differences with their intervals."""
-    return [
-        [row.model, row.reference or "", *(row.entries[column].difference_text for column in table.columns)]
-        for row in table.rows
-        if any(entry.difference is not None for entry in row.entries.values())
-    ]
-
-
-def difference_caption(table: Table) -> str:
-    """What the differences are."""
-    if table.metric != "accuracy":
-        return text("perplexity_differences")
-    has_single = any(row.reference is not None and row.seeds[0] == 1 for row in table.rows)
-    return text("accuracy_differences") + (f" {text('one_seed')}" if has_single else "")
-
-
-def has_paper(table: Table, column: str) -> bool:
-    """Whether the paper has numbers in a column."""
-    return any(row.entries[column].paper is not None for row in table.rows)
-
-
-def markdown(table: Table) -> str:
-    """The table and its differences as Markdown."""
-    parts = [markdown_table(header(table), text_rows(table))]
-    if difference_rows(table):
-        parts += [difference_caption(table), markdown_table(difference_header(table), difference_rows(table))]
-    if table.notes:
-        parts.append("\n".join(f"- {note}" for note in table.notes))
-    return "\n\n".join(parts) + "\n"
 
 
 def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -1,4 +1,4 @@
-"""From the folder of a finished run to the result of its trial."""
+"""Makes the result of a trial from the folder of its finished run."""
 
 from collections import Counter
 from pathlib import Path
@@ -9,7 +9,7 @@ from torch.utils.data import Dataset
 from mgk.data.datasets import load_tokens
 from mgk.data.manifest import read_record as read_sources
 from mgk.experiments.model_spec import ModelSpec
-from mgk.experiments.reproduce.published import LRA
+from mgk.experiments.reproduce.published import LRA, TITLES
 from mgk.experiments.result_store import DataNote, TrialResult, thinned
 from mgk.experiments.trials import Trial
 from mgk.training import run_dir
@@ -18,17 +18,6 @@ from mgk.training.tasks import Batch, TaskData, count, open_data
 
 # Training pairs of the ACL Anthology Network in LRA's release.
 AAN_PAIRS = 147_086
-
-_TITLES = {
-    "listops": "ListOps",
-    "text": "Text",
-    "retrieval": "Retrieval",
-    "image": "Image",
-    "pathfinder": "Pathfinder",
-    "bytes": "Bytes",
-    "wikitext-2": "WikiText-2",
-    "wikitext-103": "WikiText-103",
-}
 
 
 def collect_result(
@@ -116,7 +105,7 @@ def _unigram(data: TaskData) -> float:
 
 def _label(recipe: Recipe, data: TaskData) -> tuple[str, bool]:
     """The data's name with what differs from the paper's, if anything."""
-    name = _TITLES[recipe.task]
+    name = TITLES[recipe.task]
     if data.manifest.synthetic:
         return f"{name} (synthetic sample)", False
     parts = []

@@ -5,23 +5,15 @@ from statistics import fmean
 
 from markupsafe import Markup
 
-from mgk.experiments.artifacts import Outputs
+from mgk.experiments.artifacts import Artifacts
 from mgk.experiments.evidence import decision_rules
-from mgk.experiments.evidence.claims import CLAIMS, verdicts
+from mgk.experiments.evidence.claims import CLAIMS
 from mgk.experiments.model_analysis import ModelAnalysis
 from mgk.experiments.render import html
 from mgk.experiments.render.charts import Lines, Maps, interval_chart
 from mgk.experiments.render.figures import Figure
 from mgk.experiments.render.numbers import short, text
-from mgk.experiments.render.tables import (
-    Table,
-    difference_caption,
-    difference_header,
-    difference_rows,
-    header,
-    machines,
-    text_rows,
-)
+from mgk.experiments.render.tables import Table, machines
 from mgk.experiments.reproduce.registry import EXPERIMENTS
 from mgk.experiments.result_store import TrialResult
 
@@ -34,44 +26,46 @@ _SYMBOLS = {
 }
 
 
-def reproduction_page(outputs: Outputs) -> str:
+def reproduction_page(artifacts: Artifacts) -> str:
     """The whole page."""
-    preset = outputs.results.preset
+    preset = artifacts.results.preset
     parts = [
-        *map(html.paragraph, _opening(outputs)),
-        html.section("The paper's claims", *_claims(outputs)),
-        *(html.section(table.title, *_table(table)) for table in outputs.tables.values()),
-        *(html.section(item.title, *_figure(item)) for item in outputs.figures.values()),
+        *map(html.paragraph, _opening(artifacts)),
+        html.section("The paper's claims", *_claims(artifacts)),
+        *(html.section(table.title, *_table(table)) for table in artifacts.tables.values()),
+        *(html.section(item.title, *_figure(item)) for item in artifacts.figures.values()),
     ]
-    if analyses := outputs.results.all_analyses():
+    if analyses := artifacts.results.all_analyses():
         parts.append(html.section("Heads and components", *_heads_and_components(analyses)))
-    if outputs.others:
-        parts.append(html.section("Other runs", _other_runs(outputs.others)))
-    made = outputs.tables.keys() | outputs.figures.keys()
+    if artifacts.others:
+        parts.append(html.section("Other runs", _other_runs(artifacts.others)))
+    made = artifacts.tables.keys() | artifacts.figures.keys()
     missing = [item.command(preset) for item in EXPERIMENTS.values() if item.id not in made]
-    if missing and outputs.records:
+    if missing and artifacts.trials:
         parts.append(html.section("Not measured yet", html.code_block("\n".join(missing))))
-    parts.append(html.section("How this was made", *_origin(outputs)))
+    parts.append(html.section("How this was made", *_origin(artifacts)))
     return html.page(
         f"Improving Transformers with Probabilistic Attention Keys, reproduced at preset {preset}", parts
     )
 
 
-def _opening(outputs: Outputs) -> list[str]:
-    outcomes = [verdict.outcome for verdict in verdicts(outputs.results).values()]
+def _opening(artifacts: Artifacts) -> list[str]:
+    outcomes = [verdict.outcome for verdict in artifacts.verdicts.values()]
     counts = ", ".join(f"{outcomes.count(outcome)} {outcome}" for outcome in _SYMBOLS if outcome in outcomes)
-    trials = f"{len(outputs.records)} trials (one model on one task with one seed)"
-    sentences = [f"Of {len(outcomes)} claims of the paper: {counts}. Measured in {trials}."]
-    if any(record.data.is_synthetic for record in outputs.records):
+    sentences = [
+        f"Of {len(outcomes)} claims of the paper: {counts}. Measured in {len(artifacts.trials)} trials"
+        " (one model on one task with one seed)."
+    ]
+    if any(trial.data.is_synthetic for trial in artifacts.trials):
         sentences.append(text("synthetic"))
-    elif outputs.results.preset != "paper":
+    elif artifacts.results.preset != "paper":
         sentences.append(text("smaller_scale"))
     return sentences
 
 
-def _claims(outputs: Outputs) -> list[Markup]:
+def _claims(artifacts: Artifacts) -> list[Markup]:
     """Each claim with its verdict, and folded below it the evidence."""
-    found = verdicts(outputs.results)
+    found = artifacts.verdicts
     return [*(_claim(claim, found[claim.id]) for claim in CLAIMS), html.paragraph(text("rules"))]
 
 
@@ -85,9 +79,9 @@ def _claim(claim: decision_rules.Claim, verdict: decision_rules.Verdict) -> Mark
 
 
 def _table(table: Table) -> list[Markup]:
-    parts = [html.table(text("paper_table"), header(table), text_rows(table))]
-    if rows := difference_rows(table):
-        parts.append(html.table(difference_caption(table), difference_header(table), rows))
+    parts = [html.table(text("paper_table"), table.header, table.text_rows)]
+    if (differences := table.differences) is not None:
+        parts.append(html.table(*differences))
         charts = (_difference_chart(table, column) for column in table.columns)
         parts.append(html.grid(chart for chart in charts if chart is not None))
     return [*parts, *map(html.paragraph, table.notes), html.code_block(table.command)]
@@ -159,42 +153,42 @@ def _name(item: ModelAnalysis) -> str:
     return f"{item.trial.model.title} on {item.trial.task}"
 
 
-def _other_runs(records: Sequence[TrialResult]) -> Markup:
+def _other_runs(trials: Sequence[TrialResult]) -> Markup:
     rows = [
         (
-            record.trial.model.title,
-            record.data.label,
-            str(record.trial.seed),
-            f"{record.summary.steps:,}",
-            short(record.summary.parameters),
-            f"{record.metric.removeprefix('test_').replace('_', ' ')} {record.test:.2f}",
+            trial.trial.model.title,
+            trial.data.label,
+            str(trial.trial.seed),
+            f"{trial.summary.steps:,}",
+            short(trial.summary.parameters),
+            f"{trial.metric.removeprefix('test_').replace('_', ' ')} {trial.test:.2f}",
         )
-        for record in records
+        for trial in trials
     ]
     return html.table("Runs of no table.", ("model", "data", "seed", "steps", "parameters", "test"), rows)
 
 
-def _origin(outputs: Outputs) -> list[Markup]:
-    records = outputs.records
-    if not records:
+def _origin(artifacts: Artifacts) -> list[Markup]:
+    trials = artifacts.trials
+    if not trials:
         sentence = "Nothing has been measured yet; what is above is by formula."
         return [html.paragraph(sentence), html.code_block("mgk reproduce all")]
-    hours = sum(record.seconds / record.jobs for record in records) / 3600
-    recipes = {record.trial.task: record for record in records}
+    hours = sum(trial.seconds / trial.jobs for trial in trials) / 3600
+    by_task = {trial.trial.task: trial for trial in trials}
     return [
         html.definitions(
             [
-                *(("machine", line) for line in machines(records)),
+                *(("machine", line) for line in machines(trials)),
                 ("time", f"{hours:.1f} hours for all trials"),
-                ("data", "; ".join(sorted({record.data.label for record in records}))),
+                ("data", "; ".join(sorted({trial.data.label for trial in trials}))),
             ]
         ),
-        html.code_block(f"mgk reproduce all --preset {outputs.results.preset}\nmgk report"),
+        html.code_block(f"mgk reproduce all --preset {artifacts.results.preset}\nmgk report"),
         *(
             html.details(
-                f"The recipe of {record.data.label}, {record.trial.model.title}; the others differ in model and seed",
-                html.code_block(record.recipe.to_yaml()),
+                f"The recipe of {trial.data.label}, {trial.trial.model.title}; the others differ in model and seed",
+                html.code_block(trial.recipe.to_yaml()),
             )
-            for record in recipes.values()
+            for trial in by_task.values()
         ),
     ]

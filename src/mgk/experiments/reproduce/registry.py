@@ -14,15 +14,14 @@ import yaml
 
 from mgk._util import json_codec
 from mgk.experiments.model_spec import ModelSpec
-from mgk.experiments.reproduce.published import EXTRA_TASKS, LRA, SEEDS, TABLES
+from mgk.experiments.reproduce.published import LRA, SEEDS, TABLES
 from mgk.experiments.trials import OVERRIDES, Trial
-from mgk.training.recipe import PRESETS, check_name
+from mgk.training.recipe import PRESETS, TASKS, check_name
 
 Kind = Literal["table", "curves", "maps", "cost"]
 
 SEEDS_OF_PRESET = {"paper": SEEDS, "workstation": 5, "laptop": 3, "smoke": 1}
 ALL = "all"
-TASKS = (*LRA, *EXTRA_TASKS, "bytes", "wikitext-2", "wikitext-103")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +92,7 @@ class Experiment:
         return tuple(task for task in (*self.tasks, *self.more_tasks) if task in chosen)
 
     def seeds_at(self, preset: str, seeds: int | None = None) -> int:
-        """By default the preset's; one where models are analyzed."""
+        """The number of seeds: the preset's, or one where models are analyzed."""
         return seeds or (1 if self.kind == "maps" else SEEDS_OF_PRESET[preset])
 
     def trials(

@@ -9,6 +9,7 @@ from statistics import fmean, median
 from mgk._util.progress import duration
 from mgk.analysis import cost_model
 from mgk.analysis.cost_model import Sizes
+from mgk.data.task_registry import SYNTHETIC
 from mgk.experiments.model_spec import sizes_of
 from mgk.experiments.result_store import ResultStore, TrialResult
 from mgk.experiments.trials import Trial
@@ -63,7 +64,7 @@ def in_words(estimates: Mapping[Trial, Estimate]) -> str:
 
 
 def total_flops(recipe: Recipe) -> float:
-    """Of a whole trial: training, the evaluations on the way, and the test."""
+    """The FLOPs of a whole trial: training, its evaluations, and the test."""
     training, evaluation = recipe.training, recipe.evaluation
     sizes = sizes_of(recipe)
     if sizes.cutoffs:  # other words are rarely computed
@@ -77,9 +78,9 @@ def total_flops(recipe: Recipe) -> float:
 
 
 def _examples(recipe: Recipe, split: str) -> int:
-    """As far as it is known without the data."""
+    """The number of examples of a split, as far as the recipe says it."""
     limit: int | None = getattr(recipe.data, f"{split}_examples")
-    if recipe.data.name.startswith("synthetic-"):
+    if recipe.data.name.startswith(SYNTHETIC):
         return min(limit or 64, 64)
     generated = recipe.data.options.get(split)
     return limit or (generated if isinstance(generated, int) else 2000)

@@ -45,7 +45,7 @@ class _EluFeatures(torch.autograd.Function):
 
 
 class _EluFeaturesWithTangent(_EluFeatures):
-    """With forward-mode differentiation."""
+    """The same with forward-mode differentiation."""
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
