@@ -115,7 +115,7 @@ class Cpu(OperatorBackend):
             return _decode(inputs)
         if inputs.is_hard and inputs.attn_mask is not None and inputs.attn_mask.is_floating_point():
             # the winner of scores that a large mask has made equal is the first
-            inputs = inputs.with_expanded_keys()
+            inputs = inputs.at_full_precision().with_expanded_keys()
         return _attend(inputs) if _is_direct(inputs) else super().attention(inputs)
 
     def forward(self, inputs: OperatorInputs) -> ForwardResult:
