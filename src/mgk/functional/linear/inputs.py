@@ -65,7 +65,9 @@ def validate_inputs(
     prior = validation.log_prior(log_prior, query, keys.shape[:4])
     mask = validation.token_mask("key_mask", key_mask, query, keys.shape[3], "BS")
     pairs = None if mask is None else mask[:, None, None]
-    keys, value, addend = masks.clean(keys, value, pairs, key_range, query.shape[1:3])
+    keys, value, addend, overflows = masks.clean(keys, value, pairs, key_range, query.shape[1:3])
+    if overflows:
+        query, keys = query.double(), keys.double()
     with validation.without_autocast(query):
         phi_q, phi_k = features(query, keys, feature_map)
     if prior is not None:

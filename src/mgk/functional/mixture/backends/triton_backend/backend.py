@@ -30,6 +30,7 @@ class Triton(Backend[AttentionInputs]):
 
     name = "triton"
     priority = 4
+    is_transformable = False
 
     def status(self) -> str:
         """Whether Triton is installed, new enough, and has a device to run on."""
