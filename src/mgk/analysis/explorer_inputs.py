@@ -169,19 +169,19 @@ def _tokenized(tokenizer: Any, text: str, limit: int, source: ModelSource) -> tu
 
 
 def _image_input(source: ModelSource, model: Any, image: dict[str, Tensor]) -> ModelInput:
-    """An image as pixels from 0 to 255, or as mean colours of patches."""
+    """An image as pixels from 0 to 255, or as patches of their mean colour."""
     wanted = "input_ids" if getattr(model.config, "patch_size", None) is None else "pixel_values"
     if wanted not in image:
         there = ", ".join(image)
         raise UsageError(f"{source.path}: the model reads {wanted}, and the example has {there}")
+    width = model.config.image_size // (model.config.patch_size or 1)
     if wanted == "input_ids":
         values = image[wanted].tolist()
         tokens = [str(value) for value in values]
         colours = [f"#{value:02x}{value:02x}{value:02x}" for value in values]
     else:
         colours = _patch_colours(image[wanted], model.config.patch_size)
-        tokens = list(colours)
-    width = model.config.image_size // (model.config.patch_size or 1)
+        tokens = _patch_names(len(colours), width)
     if getattr(model.config, "pooling", None) == "cls":
         tokens.insert(0, "[cls]")
     return ModelInput({wanted: image[wanted]}, tuple(tokens), None, Pixels(width, tuple(colours)))
@@ -192,6 +192,11 @@ def _patch_colours(pixels: Tensor, size: int) -> list[str]:
     means = torch.nn.functional.avg_pool2d(pixels.float(), size).flatten(1).T  # (patches, channels)
     shades = (means.expand(-1, 3) * 255).round().int().clamp(0, 255).tolist()
     return [f"#{red:02x}{green:02x}{blue:02x}" for red, green, blue in shades]
+
+
+def _patch_names(count: int, width: int) -> list[str]:
+    """Row and column, from 1."""
+    return [f"{place // width + 1},{place % width + 1}" for place in range(count)]
 
 
 def _tensors(picture: Image.Image, config: Any) -> dict[str, Tensor]:
@@ -219,8 +224,10 @@ def _processed_picture(source: ModelSource, model: Any, picture: Image.Image | N
     values = inputs["pixel_values"]
     scale = torch.tensor([processor.image_std, processor.image_mean])[..., None, None]
     colours = _patch_colours(values * scale[0] + scale[1], size)
-    first = ["[cls]", *("[extra]" for _ in range(maps[0].shape[-1]))][: maps[0].shape[-1] - len(colours)]
-    return ModelInput(inputs, (*first, *colours), None, Pixels(values.shape[-1] // size, tuple(colours)))
+    width, length = values.shape[-1] // size, maps[0].shape[-1]
+    first = ["[cls]", *("[extra]" for _ in range(length))][: length - len(colours)]
+    tokens = (*first, *_patch_names(len(colours), width))
+    return ModelInput(inputs, tokens, None, Pixels(width, tuple(colours)))
 
 
 @contextmanager
