@@ -2,12 +2,14 @@
 
 import json
 import re
+import shutil
 
 import numpy as np
 import pytest
 import torch
 import transformers
 from PIL import Image
+from safetensors.torch import load_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     BertConfig,
@@ -203,6 +205,17 @@ def test_a_model_that_needs_more_than_a_text_is_refused(tmp_path):
     done = explore(tmp_path / "clip", "--text", "a", "--out", tmp_path / "page.html")
     assert done.exit_code == 2, done.output
     assert "clip: the model cannot read this: " in done.output
+
+
+def test_pickled_weights_are_not_read(folders, tmp_path):
+    shutil.copytree(folders / "bert", tmp_path / "bert")
+    weights = tmp_path / "bert" / "model.safetensors"
+    torch.save(load_file(weights), tmp_path / "bert" / "pytorch_model.bin")
+    weights.unlink()
+    done = explore(tmp_path / "bert", "--text", "one", "--out", tmp_path / "page.html")
+    assert done.exit_code == 2, done.output
+    assert "the model cannot be loaded" in done.output
+    assert "model.safetensors" in done.output
 
 
 def test_a_model_without_a_tokenizer_or_class_is_named(folders, tmp_path):

@@ -48,7 +48,7 @@ def load_model(source: ModelSource) -> Any:
         is_ours = name in mgk.models.__all__
         found: Any = getattr(mgk.models if is_ours else transformers, name, None)
         if found is not None:
-            kind = {} if is_ours else {"attn_implementation": "eager"}
+            kind = {} if is_ours else {"attn_implementation": "eager", "use_safetensors": True}
             with _errors(folder, "the model cannot be loaded", OSError, ValueError), quiet():
                 model = found.from_pretrained(folder, dtype=torch.float32, **options, **kind)
             return model.eval()
