@@ -293,7 +293,12 @@ def is_unobserved() -> bool:
     """Whether there is no torch.compile, torch.func or dispatch mode."""
     if torch.compiler.is_compiling():
         return False
-    return not (_C._len_torch_dispatch_stack() or _C._are_functorch_transforms_active())
+    return not (_C._len_torch_dispatch_stack() or in_torch_func())
+
+
+def in_torch_func() -> bool:
+    """Whether a transform of torch.func is active."""
+    return not torch.compiler.is_compiling() and _C._are_functorch_transforms_active()
 
 
 def why_untransformable() -> str | None:
