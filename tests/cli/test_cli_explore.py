@@ -2,16 +2,31 @@
 
 import json
 import re
+import shutil
 
+import numpy as np
 import pytest
 import torch
+import transformers
+from PIL import Image
+from safetensors.torch import load_file
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    CLIPConfig,
+    CLIPModel,
+    PreTrainedTokenizerFast,
+    ViTConfig,
+    ViTForImageClassification,
+    ViTImageProcessor,
+)
 from typer.testing import CliRunner
 
+from mgk.analysis.explorer_inputs import token_text
 from mgk.cli.app import app
 from mgk.data.tokenizers import byte_tokenizer
-from mgk.models import MgkConfig, MgkForCausalLM, MgkForDocumentRetrieval
+from mgk.models import MgkConfig, MgkForCausalLM, MgkForDocumentRetrieval, MgkForImageClassification
 from mgk.training import train
 from training.training_cases import tiny
 
@@ -73,6 +88,12 @@ def test_a_folder_and_another_on_the_same_text(folders, tmp_path):
     assert f"page: {out} (0." in done.output
 
 
+def test_bytes_are_named_whatever_was_imported_before(monkeypatch):
+    """transformers has a module and a function of one name."""
+    monkeypatch.setattr(transformers, "convert_slow_tokenizer", lambda tokenizer: tokenizer)
+    assert token_text(byte_tokenizer(shift=0), 0xC3) == "\\xc3"
+
+
 def test_a_long_text_is_cut_and_says_so(folders, tmp_path):
     out = tmp_path / "page.html"
     assert explore(folders / "bytes", "--max-tokens", 20, "--out", out).exit_code == 0
@@ -115,6 +136,45 @@ def test_an_image_is_shown_in_pixels(runs, tmp_path):
     assert len(model["image"]["colours"]) == len(model["tokens"])
 
 
+@pytest.fixture(scope="module")
+def picture(tmp_path_factory):
+    """Red on the left, dark on the right, twice as wide as high."""
+    path = tmp_path_factory.mktemp("picture") / "picture.png"
+    values = np.zeros((8, 16, 3), dtype=np.uint8)
+    values[:, :8, 0] = 255
+    Image.fromarray(values).save(path)
+    return path
+
+
+def test_a_picture_for_a_vision_transformer(picture, tmp_path):
+    sizes = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 8}
+    config = ViTConfig(**sizes, image_size=8, patch_size=2, num_labels=3)
+    ViTForImageClassification(config).save_pretrained(tmp_path / "vit")
+    ViTImageProcessor(size={"height": 8, "width": 8}).save_pretrained(tmp_path / "vit")
+    done = explore(tmp_path / "vit", "--image", picture, "--out", tmp_path / "page.html")
+    assert done.exit_code == 0, done.output
+    (model,) = models_of(tmp_path / "page.html")
+    assert (model["tokens"][:2], model["tokens"][-1]) == (["[cls]", "1,1"], "4,4")
+    assert model["image"]["width"] == 4
+    assert (model["image"]["colours"][0], model["image"]["colours"][3]) == ("#ff0000", "#000000")
+    assert model["prediction"]["kind"] == "label"
+    done = explore(tmp_path / "vit", "--out", tmp_path / "other.html")
+    assert done.exit_code == 2
+    assert "the model reads images, got text: give --image FILE" in done.output
+
+
+@pytest.mark.parametrize("options", [{}, {"patch_size": 2}, {"patch_size": 2, "num_channels": 1}])
+def test_a_picture_for_an_image_model_of_ours(picture, tmp_path, options):
+    own = config(attention="mgk", vocab_size=256, image_size=8, max_position_embeddings=64, **options)
+    MgkForImageClassification(own).save_pretrained(tmp_path / "ours")
+    done = explore(tmp_path / "ours", "--image", picture, "--out", tmp_path / "page.html")
+    assert done.exit_code == 0, done.output
+    (model,) = models_of(tmp_path / "page.html")
+    is_grey = options != {"patch_size": 2}
+    assert model["image"]["colours"][0] == ("#4c4c4c" if is_grey else "#ff0000")  # the luminance of red
+    assert model["image"]["width"] == (4 if options else 8)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -125,6 +185,8 @@ def test_an_image_is_shown_in_pixels(runs, tmp_path):
         (["{folders}/bytes", "--text", ""], "the text has no token: give another --text"),
         (["{runs}/image", "--compare", "{folders}/pairs"], "pairs: the model reads text, got an image"),
         (["{runs}/image", "--text", "a"], "image: the model reads images, got text"),
+        (["{folders}/bert", "--image", __file__], "the picture cannot be read: cannot identify image file"),
+        (["{folders}/bert", "--image", __file__, "--text", "a"], "--image stands alone"),
     ],
 )
 def test_what_cannot_be_shown_is_said_in_one_sentence(runs, folders, tmp_path, arguments, message):
@@ -133,6 +195,27 @@ def test_what_cannot_be_shown_is_said_in_one_sentence(runs, folders, tmp_path, a
     assert done.exit_code == 2, done.output
     assert message in done.output
     assert not (tmp_path / "page.html").exists()
+
+
+def test_a_model_that_needs_more_than_a_text_is_refused(tmp_path):
+    part = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    sizes = CLIPConfig(text_config={**part, "vocab_size": 257}, vision_config=part, projection_dim=8)
+    CLIPModel(sizes).save_pretrained(tmp_path / "clip")
+    byte_tokenizer().save_pretrained(tmp_path / "clip")
+    done = explore(tmp_path / "clip", "--text", "a", "--out", tmp_path / "page.html")
+    assert done.exit_code == 2, done.output
+    assert "clip: the model cannot read this: " in done.output
+
+
+def test_pickled_weights_are_not_read(folders, tmp_path):
+    shutil.copytree(folders / "bert", tmp_path / "bert")
+    weights = tmp_path / "bert" / "model.safetensors"
+    torch.save(load_file(weights), tmp_path / "bert" / "pytorch_model.bin")
+    weights.unlink()
+    done = explore(tmp_path / "bert", "--text", "one", "--out", tmp_path / "page.html")
+    assert done.exit_code == 2, done.output
+    assert "the model cannot be loaded" in done.output
+    assert "model.safetensors" in done.output
 
 
 def test_a_model_without_a_tokenizer_or_class_is_named(folders, tmp_path):

@@ -38,10 +38,10 @@ def exploration(
     return Exploration(name, about, ModelInput({}, tokens), tuple(found), Prediction(kind, candidates, actual))
 
 
-def image(width=8):
-    """An image of width x width grey pixels, classified."""
+def image(width=8, first=()):
+    """An image of width x width grey pixels, classified, with tokens before them."""
     shades = [(row * width + column) * 255 // width**2 for row in range(width) for column in range(width)]
-    found = exploration("image", tokens=[str(shade) for shade in shades], causal=False, kind="label")
+    found = exploration("image", tokens=[*first, *map(str, shades)], causal=False, kind="label")
     pixels = Pixels(width, tuple(f"#{shade:02x}{shade:02x}{shade:02x}" for shade in shades))
     example = ModelInput({}, found.example.tokens, None, pixels)
     return Exploration(found.name, found.about, example, found.layers, found.prediction)

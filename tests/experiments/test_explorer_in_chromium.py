@@ -25,7 +25,13 @@ def page(browser):
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pages")
-    pages = {"one": [FOUND], "two": [FOUND, OTHER], "image": [image()], "letters": [LETTERS]}
+    pages = {
+        "one": [FOUND],
+        "two": [FOUND, OTHER],
+        "image": [image()],
+        "cls": [image(first=["[cls]"])],
+        "letters": [LETTERS],
+    }
     for name, models in pages.items():
         (folder / f"{name}.html").write_text(explorer_page(models))
     return folder
@@ -262,6 +268,12 @@ def test_an_image_is_a_grid_of_pixels(page, files):
     )
     assert places[0][1] == places[1][1] < places[2][1]
     assert places[0][0] == places[2][0] < places[1][0]
+
+
+@pytest.mark.parametrize("width", [PHONE, DESKTOP])
+def test_an_image_is_seen_whole(page, files, width):
+    show(page, files / "cls.html", width=width)
+    assert page.value("(e => e.scrollHeight <= e.clientHeight)(document.querySelector('.tokens'))")
 
 
 @pytest.mark.parametrize("width", [PHONE, DESKTOP])

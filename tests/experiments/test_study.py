@@ -179,6 +179,35 @@ def test_the_choice_follows_the_criterion(results):
     assert names == {"summary.json", "initialisation.png"}
 
 
+@pytest.mark.parametrize(
+    ("loss", "verdict"), [(0.005, "the choice stands"), (0.02, "the choice does not stand")]
+)
+def test_the_choice_is_checked_at_other_rates_and_on_other_tasks(results, loss, verdict):
+    plan = results / "initialisation" / "plan.yaml"
+    checks = """
+  - {task: bytes, preset: smoke, seeds: [0], learning_rates: [0.001], inits: [0.1, paper],
+     models: ["softmax:2", "mgk:1"]}
+  - {task: listops, preset: smoke, seeds: [0], inits: [0.1, paper], models: ["softmax:2", "mgk:1"]}
+"""
+    plan.write_text(PLAN.rpartition("  - {")[0].rstrip() + checks)
+    store = ResultStore(results / "initialisation")
+    bits = record("wikitext-2", ModelSpec("mgk", 1), 0, perplexity=4.0)
+    answers = record("listops", ModelSpec("mgk", 1), 0)
+    for trial in read_study(results / "initialisation").trials:
+        is_paper = trial.model.init == "paper"
+        if trial.task == "listops":
+            metrics = {"test_accuracy": 0.5 + loss * is_paper}
+            store.write(replace(answers, trial=trial, summary=replace(answers.summary, metrics=metrics)))
+            continue
+        value = 2.0 + 0.1 * is_paper * (trial.model.attention == "mgk") - 0.01 * (trial.learning_rate == 0.001)
+        summary = replace(bits.summary, metric="bits_per_byte", metrics={"validation_bits_per_byte": value})
+        store.write(replace(bits, trial=trial, recipe=trial.recipe, summary=summary))
+    _, rates, task = Initialisation.read(results).sentences()
+    assert rates.endswith("0.00% with 0.1 and 5.03% with the paper's; the choice stands.")
+    assert f"0.1 has −{100 * loss:.2f} points" in task
+    assert task.endswith(f"{verdict}.")
+
+
 def test_initialisations_are_compared_over_the_seeds_that_all_of_them_have(results):
     """The second seed is worse by 10%, and only one initialisation has it: that is no regret of it."""
     store = ResultStore(results / "initialisation")

@@ -86,6 +86,29 @@ def test_a_later_key_touches_no_earlier_query(function, backend, where):
         torch.testing.assert_close(dirty_grads[other], grad, atol=1e-10, rtol=0, msg=other)
 
 
+@pytest.mark.parametrize("where", ["key", "value"])
+@pytest.mark.parametrize("content", [1e25, torch.finfo(torch.float32).max, torch.nan], ids=str)
+@pytest.mark.parametrize(("function", "backend"), CALLS)
+def test_dead_numbers_that_overflow_in_products_touch_nothing(function, backend, content, where):
+    case, key, dim = inputs(function)
+    case = {name: x.float() for name, x in case.items()}
+    alive = torch.arange(LENGTH).expand(2, -1) < BAD
+    ids = (torch.arange(LENGTH) >= BAD).long().expand(2, -1)
+    key_mask = {"key_mask": alive} if function == "linear" else {"attn_mask": alive[:, None, None]}
+    rows = slice(0, BAD)  # which do not see the later keys
+    dead = [(key_mask, slice(None)), ({"is_causal": True}, rows), ({"segment_ids": ids}, rows)]
+    if function != "linear":
+        dead.append(({"window": (5, 0)}, rows))
+    name, at = (key, dim) if where == "key" else ("value", 2)
+    dirty = case | {name: poison(case[name], at, content, BAD, LENGTH)}
+    for options, rows in dead:
+        out, grads = run(function, case, backend, rows, **options)
+        dirty_out, dirty_grads = run(function, dirty, backend, rows, **options)
+        torch.testing.assert_close(dirty_out[:, :, rows], out[:, :, rows], atol=1e-5, rtol=0)
+        for other, grad in grads.items():
+            torch.testing.assert_close(dirty_grads[other], grad, atol=1e-4, rtol=0, msg=f"{other} {options}")
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_a_pair_mask_shields_the_queries_that_it_excludes(function, backend):
@@ -179,3 +202,21 @@ def test_the_compiled_form_shields_too():
     expected = mgk.mixture_attention(case["query"], case["keys"], case["value"], is_causal=True)
     torch.testing.assert_close(out[:, :, :BAD], expected[:, :, :BAD])
     assert out[:, :, BAD:].isnan().all()
+
+
+@needs_fullgraph
+@pytest.mark.parametrize("options", [{}, {"window": (5, 0)}], ids=str)
+def test_the_compiled_form_shields_from_masked_numbers_that_overflow(options):
+    torch._dynamo.reset()
+    case = {name: x.float() for name, x in inputs("mixture")[0].items()}
+    mask = (torch.arange(LENGTH) < BAD)[None, None, None]
+    options = options | {"attn_mask": mask}
+    dirty = {"keys": poison(case["keys"], 3, 1e30, BAD, LENGTH)}
+    dirty |= {"value": poison(case["value"], 2, torch.finfo(torch.float32).max, BAD, LENGTH)}
+    expected = run("mixture", case, "auto", **options)
+    compiled = torch.compile(mgk.mixture_attention, fullgraph=True, backend="aot_eager")
+    leaves = {name: x.requires_grad_() for name, x in (case | dirty).items() if name != "upstream"}
+    out = compiled(**leaves, **options)
+    grads = torch.autograd.grad((out * case["upstream"]).sum(), list(leaves.values()))
+    torch.testing.assert_close(out, expected[0])
+    torch.testing.assert_close(dict(zip(leaves, grads, strict=True)), expected[1], atol=1e-5, rtol=1e-5)

@@ -303,3 +303,14 @@ def test_gradients_without_queries_or_keys_are_zeros(backend, num_queries, num_k
     result = case.run(backend)
     assert not any(x.any() for x in result.values())
     assert result["keys"].shape == case.tensors["keys"].shape
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("backend", [name for name in BACKENDS if name != "sdpa"])
+def test_the_winner_of_shifted_keys_in_half_precision_is_that_of_the_exact_sum(backend, dtype):
+    case = rounded(make_case("shifted", sizes=(1, 2, 90, 93, 8, 3, 3), mask="float", e_step="hard"), dtype)
+    mask = case.tensors.pop("attn_mask")
+    errors = largest_errors(
+        case.run(backend, dtype, attn_mask=mask), case.run("reference", dtype, attn_mask=mask)
+    )
+    assert max(errors.values()) < 1e-2, errors

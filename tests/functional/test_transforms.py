@@ -2,11 +2,13 @@
 
 import pytest
 import torch
+from torch._dynamo.exc import Unsupported
 from torch.autograd import forward_ad
 from torch.func import functional_call, grad, jacfwd, jvp, vmap
 
 import mgk
 from support.cases import BACKENDS, FUNCTIONS, make_case
+from support.versions import needs_fullgraph
 
 OTHERS = [name for name in BACKENDS if name not in ("reference", "sdpa")]
 LENGTHS = [5, 150]  # below and above what "auto" computes eagerly
@@ -85,6 +87,97 @@ def test_forward_mode_drops_what_the_forward_drops():
         output(*(x + sign * step * t for x, t in zip(primals, tangents, strict=True))) for sign in (1, -1)
     )
     torch.testing.assert_close(tangent, (ahead - behind) / (2 * step), atol=1e-7, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"is_causal": True}, {"e_step": "hard"}, {"return_lse": True}], ids=str
+)
+@pytest.mark.parametrize("variance", [None, "component", "position"])
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_a_tangent_is_differentiated_again(function, variance, options):
+    names, primals = make(function, 40, variance=variance)
+    tangents = [tuple(torch.randn_like(x) for x in primals) for _ in range(2)]
+
+    def slope(backend):
+        def output(*tensors):
+            result = call(function, names, backend, **options)(*tensors)
+            return torch.cat([x.flatten() for x in result]) if isinstance(result, tuple) else result
+
+        return lambda *tensors: jvp(output, tensors, tangents[0])[1]
+
+    def by_reverse(backend):
+        return grad(lambda *x: slope(backend)(*x).square().sum(), tuple(range(len(names))))(*primals)
+
+    def by_forward(backend):
+        return jvp(slope(backend), tuple(primals), tangents[1])[1]
+
+    expected, again = by_reverse("reference"), by_forward("reference")
+    assert max(x.abs().max() for x in expected) > 0.1
+    assert again.abs().max() > 0.1
+    torch.testing.assert_close(by_forward("auto"), again)
+    for backend in ("auto", *OTHERS):
+        torch.testing.assert_close(by_reverse(backend), expected, msg=backend)
+        if backend not in ("auto", "eager"):
+            with pytest.raises(
+                ValueError, match=f"backend '{backend}' cannot serve this call: it has no forward-mode"
+            ):
+                by_forward(backend)
+
+
+@needs_fullgraph
+@pytest.mark.parametrize("sizes", [(5, 5), (150, 150), (1, 150)], ids=str)
+@pytest.mark.parametrize("variance", [None, "component"])
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_transforms_inside_a_compiled_function(function, variance, sizes):
+    case = make_case(function, sizes=(1, 2, *sizes, 4, 3, 2), prior="component", variance=variance)
+    names = [name for name in case.tensors if name != "upstream"]
+    primals = tuple(case.tensors[name] for name in names)
+    tangents = tuple(torch.randn_like(x) for x in primals)
+    argnums = tuple(range(len(names)))
+    batched = ("query", "key", "keys", "value")
+    dims = tuple(0 if name in batched else None for name in names)
+
+    def transforms(attend):
+        def of_one(*tensors):
+            return attend(*(x[None] if name in batched else x for name, x in zip(names, tensors, strict=True)))
+
+        return {
+            "jvp": lambda: jvp(attend, primals, tangents)[1],
+            "grad": lambda: grad(lambda *x: attend(*x).square().sum(), argnums)(*primals),
+            "vmap": lambda: vmap(of_one, dims)(*primals),
+        }
+
+    expected = {name: run() for name, run in transforms(call(function, names, "reference")).items()}
+    for name, run in transforms(call(function, names, "auto")).items():
+        torch._dynamo.reset()
+        result = torch.compile(run, fullgraph=True, backend="aot_eager")()
+        torch.testing.assert_close(result, expected[name], msg=name)
+
+
+@needs_fullgraph
+@pytest.mark.parametrize("backend", [name for name in (*OTHERS, "sdpa") if name != "eager"])
+def test_operators_inside_a_compiled_transform_raise_by_name(backend):
+    names, primals = make("mixture", 5)
+    torch._dynamo.reset()
+    run = torch.compile(
+        lambda *x: jvp(call("mixture", names, backend), x, x)[1], fullgraph=True, backend="aot_eager"
+    )
+    with pytest.raises(Unsupported, match=f"backend '{backend}' cannot serve this call: torch.compile traces"):
+        run(*primals)
+
+
+@needs_fullgraph
+def test_a_compiled_function_called_with_tangents():
+    names, primals = make("mixture", 150)
+    tangents = [torch.randn_like(x) for x in primals]
+    attend = call("mixture", names, "auto")
+    expected = jvp(attend, tuple(primals), tuple(tangents))[1]
+    torch._dynamo.reset()
+    compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
+    compiled(*primals)  # the graph without tangents is not that with them
+    with forward_ad.dual_level():
+        duals = [forward_ad.make_dual(x, t) for x, t in zip(primals, tangents, strict=True)]
+        torch.testing.assert_close(forward_ad.unpack_dual(compiled(*duals)).tangent, expected)
 
 
 @pytest.mark.parametrize("backend", [name for name in OTHERS if name != "eager"])

@@ -150,14 +150,15 @@ def test_padded_embeddings_may_hold_anything():
     mask = torch.ones(2, 7)
     mask[1, 4:] = 0
     gradients = []
-    for padding in (0.0, torch.nan):
+    for padding in (0.0, torch.nan, 1e30):
         x = vectors.masked_fill(mask[..., None] == 0, padding)
         loss = model(inputs_embeds=x, attention_mask=mask, labels=torch.tensor([0, 1])).loss
         gradients.append(torch.autograd.grad(loss, list(model.parameters()), allow_unused=True))
-    for a, b in zip(*gradients, strict=True):
-        assert (a is None) == (b is None)
-        if a is not None:
-            torch.testing.assert_close(b, a)
+    for a, *others in zip(*gradients, strict=True):
+        for b in others:
+            assert (a is None) == (b is None)
+            if a is not None:
+                torch.testing.assert_close(b, a)
 
 
 def test_embeddings_in_place_of_tokens():

@@ -18,6 +18,7 @@ from training_cases import tiny, trajectory, weights
 
 from mgk._util.errors import UserError
 from mgk._util.files import folder_lock, read_json, read_verified, write_hashed
+from mgk.data import prepare
 from mgk.training import (
     Interrupted,
     RecipeError,
@@ -98,6 +99,19 @@ def test_every_task_trains_measures_and_saves(tmp_path, task):
     names = {path.name for path in (tmp_path / "run").iterdir()}
     assert {"metrics.jsonl", "tensorboard", "checkpoints", "model", "summary.json"} <= names
     assert {path.name for path in (tmp_path / "run" / "checkpoints").iterdir()} == {"step-4", "step-6"}
+
+
+@pytest.mark.parametrize(
+    ("name", "licence"), [("wikitext-2", "CC BY-SA"), ("book", "that of the text: fill it in")]
+)
+def test_the_card_of_a_model_of_bytes_names_its_text(tmp_path, name, licence):
+    (tmp_path / f"{name}.txt").write_text("".join(f"line {n} of the text\n" for n in range(600)))
+    prepare("bytes", tmp_path / f"{name}.txt", out=tmp_path / "data")
+    recipe = tiny("bytes", data__name="bytes", data__folder=str(tmp_path / "data"), training__max_steps=1)
+    train(recipe, tmp_path / "run")
+    card = (tmp_path / "run" / "model" / "README.md").read_text()
+    assert f"| data | bytes: the text of {name} |" in card
+    assert f"| licence of the data | {licence} |" in card
 
 
 def test_images_in_colour_as_patches(tmp_path):

@@ -18,6 +18,8 @@ PRIVATE_NAMES: dict[str, str] = {
 # Names that are read or set, not overridden. No public name has the same meaning.
 PRIVATE_ATTRIBUTES: dict[str, str] = {
     "torch._C._are_functorch_transforms_active": "small calls go past the operators",
+    "torch._C._functorch.TransformType": "a jvp within a jvp",
+    "torch._C._functorch.get_interpreter_stack": "a jvp within a jvp",
     "torch._C._functorch.get_unwrapped": "the tangent below vmap",
     "torch._C._functorch.is_functorch_wrapped_tensor": "torch.func hides the numbers",
     "torch._C._functorch.is_gradtrackingtensor": "a tangent of torch.func.jvp",

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mgk._util.errors import UsageError
+from mgk._util.errors import UsageError, first_line
 from mgk.analysis.attention_calls import AttentionCall, recorded_calls
 from mgk.analysis.attention_maps import inference
 
@@ -100,7 +100,12 @@ def explore(model: Any, example: ModelInput, *, name: str) -> Exploration:
     is_encoder_decoder = bool(getattr(model.config, "is_encoder_decoder", False))
     called = model.get_encoder() if is_encoder_decoder else model
     with inference(called) as batch, recorded_calls(called) as calls:
-        out = called(**batch(example.inputs), output_attentions=True)
+        try:
+            out = called(**batch(example.inputs), output_attentions=True)
+        except Exception as error:  # models of others need inputs of all kinds
+            if model.config.model_type == "mgk":
+                raise
+            raise UsageError(f"{name}: the model cannot read this: {first_line(error)}") from error
     with torch.no_grad():
         layers = _layers(out, tuple(calls), len(example.tokens), name)
         logits = getattr(out, "logits", None)

@@ -9,11 +9,14 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from PIL import Image
 from torch import Tensor
-from transformers import AutoConfig, AutoTokenizer
+from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 import mgk.models
 from mgk._util.errors import UsageError, first_line
+from mgk.analysis.attention_maps import inference
 from mgk.analysis.explorer import ModelInput, Pixels
 from mgk.analysis.model_source import ModelSource
 from mgk.data.task_registry import find_task
@@ -29,10 +32,11 @@ _SPACE = "▁"  # of SentencePiece, before a word
 
 @dataclass(frozen=True)
 class Content:
-    """What a model is to read: a text, two texts, or the tensors of an image."""
+    """What a model is to read: a text, two texts, a picture, or the tensors of an image."""
 
     texts: tuple[str, ...] = ()
     image: dict[str, Tensor] | None = None
+    picture: Image.Image | None = None
 
 
 def load_model(source: ModelSource) -> Any:
@@ -44,7 +48,7 @@ def load_model(source: ModelSource) -> Any:
         is_ours = name in mgk.models.__all__
         found: Any = getattr(mgk.models if is_ours else transformers, name, None)
         if found is not None:
-            kind = {} if is_ours else {"attn_implementation": "eager"}
+            kind = {} if is_ours else {"attn_implementation": "eager", "use_safetensors": True}
             with _errors(folder, "the model cannot be loaded", OSError, ValueError), quiet():
                 model = found.from_pretrained(folder, dtype=torch.float32, **options, **kind)
             return model.eval()
@@ -53,12 +57,22 @@ def load_model(source: ModelSource) -> Any:
 
 
 def choose_content(
-    source: ModelSource, texts: Sequence[str], *, example: int | None, max_tokens: int
+    source: ModelSource,
+    texts: Sequence[str],
+    *,
+    image: Path | None = None,
+    example: int | None,
+    max_tokens: int,
 ) -> Content:
-    """The user's text, else a test example of the run, else ours.
+    """The user's picture or text, else a test example of the run, else ours.
 
     Without ``example``, from 1, the one nearest to ``max_tokens`` long.
     """
+    if image is not None:
+        if texts or example is not None:
+            raise UsageError("--image stands alone: no --text and no --example beside it")
+        with _errors(image, "the picture cannot be read", OSError, ValueError):
+            return Content(picture=Image.open(image).convert("RGB"))
     if texts or source.run is None:
         if example is not None:
             raise UsageError("--example is one of a run's test split: it needs a RUN and no --text")
@@ -83,12 +97,17 @@ def read_content(
     source: ModelSource, model: Any, content: Content, *, max_tokens: int
 ) -> tuple[ModelInput, str]:
     """What the model reads, and a note where that is not all of the content."""
-    reads_images = isinstance(model, mgk.models.MgkForImageClassification)
-    if reads_images != (content.image is not None):
+    is_ours = isinstance(model, mgk.models.MgkForImageClassification)
+    reads_images = is_ours or model.main_input_name == "pixel_values"
+    if reads_images != (not content.texts):
         sentence = "the model reads images, got text" if reads_images else "the model reads text, got an image"
-        raise UsageError(f"{source.path}: {sentence}; images are those of a RUN's test split")
-    if content.image is not None:
-        return _image_input(source, model, content.image), ""
+        advice = "give --image FILE, or a RUN of an image task" if reads_images else "give --text"
+        raise UsageError(f"{source.path}: {sentence}: {advice}")
+    if reads_images and not is_ours:
+        return _processed_picture(source, model, content.picture), ""
+    if reads_images:
+        image = _tensors(content.picture, model.config) if content.picture else content.image
+        return _image_input(source, model, image or {}), ""
     is_pair = isinstance(model, mgk.models.MgkForDocumentRetrieval)
     wanted = 2 if is_pair else 1
     if len(content.texts) != wanted:
@@ -122,7 +141,7 @@ def token_text(tokenizer: Any, index: int) -> str:
         return f"<{index}>"
     text = str(tokenizer.decode([index], clean_up_tokenization_spaces=False))
     if "\ufffd" in text or not text:
-        codes = transformers.convert_slow_tokenizer.bytes_to_unicode()
+        codes = bytes_to_unicode()
         values = {symbol: value for value, symbol in codes.items()}
         is_bytes = bool(text) and all(symbol in values for symbol in piece)
         return "".join(f"\\x{values[symbol]:02x}" for symbol in piece) if is_bytes else piece
@@ -150,25 +169,65 @@ def _tokenized(tokenizer: Any, text: str, limit: int, source: ModelSource) -> tu
 
 
 def _image_input(source: ModelSource, model: Any, image: dict[str, Tensor]) -> ModelInput:
-    """An image as pixels from 0 to 255, or as mean colours of patches."""
+    """An image as pixels from 0 to 255, or as patches of their mean colour."""
     wanted = "input_ids" if getattr(model.config, "patch_size", None) is None else "pixel_values"
     if wanted not in image:
         there = ", ".join(image)
         raise UsageError(f"{source.path}: the model reads {wanted}, and the example has {there}")
+    width = model.config.image_size // (model.config.patch_size or 1)
     if wanted == "input_ids":
         values = image[wanted].tolist()
         tokens = [str(value) for value in values]
         colours = [f"#{value:02x}{value:02x}{value:02x}" for value in values]
     else:
-        size = model.config.patch_size
-        means = torch.nn.functional.avg_pool2d(image[wanted].float(), size).flatten(1).T  # (patches, channels)
-        shades = (means.expand(-1, 3) * 255).round().int().clamp(0, 255).tolist()
-        colours = [f"#{red:02x}{green:02x}{blue:02x}" for red, green, blue in shades]
-        tokens = list(colours)
-    width = model.config.image_size // (model.config.patch_size or 1)
+        colours = _patch_colours(image[wanted], model.config.patch_size)
+        tokens = _patch_names(len(colours), width)
     if getattr(model.config, "pooling", None) == "cls":
         tokens.insert(0, "[cls]")
     return ModelInput({wanted: image[wanted]}, tuple(tokens), None, Pixels(width, tuple(colours)))
+
+
+def _patch_colours(pixels: Tensor, size: int) -> list[str]:
+    """The mean colours of an image (C, H, W) of values from 0 to 1, patch by patch."""
+    means = torch.nn.functional.avg_pool2d(pixels.float(), size).flatten(1).T  # (patches, channels)
+    shades = (means.expand(-1, 3) * 255).round().int().clamp(0, 255).tolist()
+    return [f"#{red:02x}{green:02x}{blue:02x}" for red, green, blue in shades]
+
+
+def _patch_names(count: int, width: int) -> list[str]:
+    """Row and column, from 1."""
+    return [f"{place // width + 1},{place % width + 1}" for place in range(count)]
+
+
+def _tensors(picture: Image.Image, config: Any) -> dict[str, Tensor]:
+    """A picture as image tasks give it: grey pixels, and values from 0 to 1."""
+    colour = picture.resize((config.image_size, config.image_size))
+    grey = torch.from_numpy(np.array(colour.convert("L")))
+    values = torch.from_numpy(np.array(colour)).permute(2, 0, 1)
+    pixels = values if config.num_channels == 3 else grey[None]
+    return {"input_ids": grey.flatten().long(), "pixel_values": pixels / 255}
+
+
+def _processed_picture(source: ModelSource, model: Any, picture: Image.Image | None) -> ModelInput:
+    """A picture as the model's own processor makes it: a token a patch, others before them."""
+    if picture is None:
+        raise UsageError(f"{source.path}: the model has its own image processor: give --image FILE")
+    # transformers raises a dozen kinds of errors, by what is missing
+    with _errors(source.folder, "the image processor cannot be used", Exception):
+        processor = AutoImageProcessor.from_pretrained(source.folder, local_files_only=True)
+        inputs = {"pixel_values": processor(picture, return_tensors="pt")["pixel_values"][0]}
+        with inference(model) as batch:
+            maps = model(**batch(inputs), output_attentions=True).attentions
+    size = getattr(model.config, "patch_size", None)
+    if not isinstance(size, int) or not maps:
+        raise UsageError(f"{source.path}: this model's attention is not one of patches")
+    values = inputs["pixel_values"]
+    scale = torch.tensor([processor.image_std, processor.image_mean])[..., None, None]
+    colours = _patch_colours(values * scale[0] + scale[1], size)
+    width, length = values.shape[-1] // size, maps[0].shape[-1]
+    first = ["[cls]", *("[extra]" for _ in range(length))][: length - len(colours)]
+    tokens = (*first, *_patch_names(len(colours), width))
+    return ModelInput(inputs, tokens, None, Pixels(width, tuple(colours)))
 
 
 @contextmanager

@@ -36,6 +36,8 @@ SHARED_LIMITS = {
     "sm_100": 227 * 1024,
     "gfx942": 64 * 1024,
 }
+# Columns of tensor memory on sm_100; a kernel that takes more is compiled to nothing.
+TENSOR_MEMORY = 512
 TARGETS = tuple(SHARED_LIMITS)
 WIDTHS = (64, 128, 32)
 DTYPES = {
@@ -101,6 +103,7 @@ class Compiled:
     exponentials: float
     arithmetic: float
     tensor_core: float
+    tensor_memory: int = 0  # columns
 
     @property
     def errors(self) -> list[str]:
@@ -109,6 +112,8 @@ class Compiled:
         limit = SHARED_LIMITS[case.target]
         if self.shared > limit:
             found.append(f"{self.shared} bytes of shared memory, {limit} at most")
+        if self.tensor_memory > TENSOR_MEMORY:
+            found.append(f"{self.tensor_memory} columns of tensor memory, {TENSOR_MEMORY} at most")
         if self.loop_spills:
             found.append(f"{self.loop_spills} spill instructions in the loop")
         if case.kernel in PASSES and case.dtype != "float32" and not self.tensor_core:
@@ -266,6 +271,7 @@ def compile_case(case: Case, tile: Any = None) -> Compiled:
         counted["loop_spills"],
         round(len(loop) * per_pair, 2),
         *(round(counted[name] * per_pair, 3) for name in names),
+        getattr(binary.metadata, "tmem_size", 0) or 0,
     )
 
 
@@ -406,7 +412,7 @@ def _read(path: Path | None) -> dict[Case, Compiled]:
     for row in json.loads(path.read_bytes())["rows"]:
         if row["experiment"] == "kernel":
             case = Case(**{field.name: row[field.name] for field in fields(Case)})
-            row = {"source": "", **row, "tile": tuple(Tile(*row["tile"]))}
+            row = {"source": "", "tensor_memory": 0, **row, "tile": tuple(Tile(*row["tile"]))}
             found[case] = Compiled(case, **{name: row[name] for name in names})
     return found
 

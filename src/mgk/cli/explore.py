@@ -19,6 +19,12 @@ def explore(
             help="What it reads; twice for a pair.", show_default="an example of the run's test split"
         ),
     ] = None,
+    image: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", exists=True, dir_okay=False, help="A picture, for a model that reads images."
+        ),
+    ] = None,
     compare: Annotated[
         Path | None, typer.Option(metavar="RUN|FOLDER", help="A second model, side by side, on the same text.")
     ] = None,
@@ -41,7 +47,9 @@ def explore(
         from mgk.analysis.explorer import explore as run
         from mgk.experiments.render.explorer_page import explorer_page
 
-        content = inputs.choose_content(sources[0], text or (), example=example, max_tokens=max_tokens)
+        content = inputs.choose_content(
+            sources[0], text or (), image=image, example=example, max_tokens=max_tokens
+        )
         found, notes = [], []
         for source in sources:
             loaded = inputs.load_model(source)

@@ -25,10 +25,13 @@ class Backend(Generic[Inputs]):
     Attributes:
         name: the value of ``backend=`` that selects it.
         priority: "auto" tries the highest first; 0: by name only.
+        is_transformable: whether it is made of torch's own operators, which every
+            transform of torch.func passes through, compiled too.
     """
 
     name: str
     priority: int = 0
+    is_transformable: bool = True
 
     def status(self) -> str:
         """Ready, or why it cannot run on this machine."""
@@ -91,7 +94,7 @@ def select(family: Family, inputs: Any, name: str = "auto", task: Task = "attent
     """
     if name != "auto":
         validation.option("backend", name, backend_names(family))
-        reason = BACKENDS[family][name].unsupported_reason(inputs, task)
+        reason = _unsupported_reason(BACKENDS[family][name], inputs, task)
         if reason is None:
             return BACKENDS[family][name]
         what = "serve this call" if task == "attention" else "compute the statistics of the M-step"
@@ -99,12 +102,19 @@ def select(family: Family, inputs: Any, name: str = "auto", task: Task = "attent
     for backend in _BY_PRIORITY[family]:
         if not backend.is_efficient(inputs):
             continue
-        if backend.unsupported_reason(inputs, task) is None:
+        if _unsupported_reason(backend, inputs, task) is None:
             return backend
         missing = backend.missing(inputs)
         if missing is not None and not torch.compiler.is_compiling():
             _warn_once(missing)
     raise ValueError(f"no backend can serve this call; there are {', '.join(BACKENDS[family])}")
+
+
+def _unsupported_reason(backend: Backend[Any], inputs: Any, task: Task) -> str | None:
+    reason = None
+    if task == "attention" and not backend.is_transformable:
+        reason = validation.why_untransformable()
+    return reason or backend.unsupported_reason(inputs, task)
 
 
 @functools.cache

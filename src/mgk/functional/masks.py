@@ -1,7 +1,8 @@
 """Which pairs take part: masks, True or not -inf, and ranges of keys by position.
 
 A key with NaN or Inf affects only the queries that see it, whose outputs are NaN. As
-0 * NaN is NaN, it is set to 0 before attention, and NaN is added to those outputs.
+0 * NaN is NaN, it is set to 0 before attention, and NaN is added to those outputs. A
+finite number whose products overflow is set to 0 where no query sees it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,6 +13,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from mgk.functional.validation import is_plain, known
+
+# Products of such numbers, and their sums, overflow in no dtype that they are made in.
+LARGEST = {torch.float64: 1e150, torch.float32: 1e18}
 
 
 class KeyRange(NamedTuple):
@@ -177,42 +181,70 @@ class Cleaned(NamedTuple):
     value: Tensor  # (B, H, S, E)
     # (B, Hq, L or 1, 1), NaN for queries that see such a key, else 0; None: all 0
     addend: Tensor | None
+    overflows: bool = False  # known to hold numbers for which float32 is too narrow
 
 
 def clean(
     keys: Tensor, value: Tensor, mask: Tensor | None, key_range: KeyRange, queries: Sequence[int]
 ) -> Cleaned:
-    """Keys and value with 0 at positions that hold NaN or Inf.
+    """Keys and value with 0 at positions that hold NaN or Inf, or that overflow unseen.
 
     ``queries`` is (Hq, L). Where every query sees every key there is nothing to do.
     """
-    if (mask is None and key_range.is_whole) or _are_finite(keys, value):
+    if (mask is None and key_range.is_whole) or _are_small(keys, value):
         return Cleaned(keys, value, None)
     bad = ~(keys.isfinite().all(-1).all(2) & value.isfinite().all(-1))  # (B, H, S)
-    seen = bad.repeat_interleave(queries[0] // max(1, bad.shape[1]), 1)
-    rows = _queries_that_see(seen, mask, key_range, queries[1])
+    group = queries[0] // max(1, bad.shape[1])
+    rows = _queries_that_see(bad.repeat_interleave(group, 1), mask, key_range, queries[1])
     addend = torch.zeros_like(rows, dtype=value.dtype).masked_fill(rows, torch.nan).unsqueeze(-1)
-    keys = keys.masked_fill(bad[:, :, None, :, None], 0.0)
-    return Cleaned(keys, value.masked_fill(bad.unsqueeze(-1), 0.0), addend)
+    large = ~(_is_small(keys).all(-1).all(2) & _is_small(value).all(-1))
+    seen = _seen_keys(keys, mask, key_range, queries[1], group)
+    gone = bad if seen is None else bad | (large & ~seen)
+    overflows = keys.device.type == "cpu" and is_plain(keys) and bool((large & ~gone).any())
+    keys = keys.masked_fill(gone[:, :, None, :, None], 0.0)
+    return Cleaned(keys, value.masked_fill(gone.unsqueeze(-1), 0.0), addend, overflows)
 
 
 def without_dead(tokens: Tensor, alive: Tensor) -> Tensor:
-    """Tokens (B, S, C) with 0 in place of those that are neither alive, bool (B, S), nor finite.
+    """Tokens (B, S, C) with 0 in place of those that are neither alive, bool (B, S), nor small.
 
     Else the gradients of what projects them would be 0 * NaN.
     """
-    if _are_finite(tokens):
+    if _are_small(tokens):
         return tokens
-    dead = ~(alive | tokens.isfinite().all(-1))
+    dead = ~(alive | _is_small(tokens).all(-1))
     return tokens.masked_fill(dead.unsqueeze(-1), 0.0)
 
 
-def _are_finite(*tensors: Tensor) -> bool:
-    """Whether all are known to be finite: a look at CPU values."""
+def _are_small(*tensors: Tensor) -> bool:
+    """Whether all are known to be finite and small: a look at CPU values."""
     if any(x.device.type != "cpu" or not is_plain(x) for x in tensors):
         return False
     dtype = torch.promote_types(tensors[0].dtype, torch.float32)
-    return all(bool(x.detach().sum(dtype=dtype).isfinite()) for x in tensors)
+    norms = (torch.linalg.vector_norm(x.detach(), dtype=dtype) for x in tensors)
+    return all(norm.item() <= LARGEST[dtype] for norm in norms)  # NaN is not
+
+
+def _is_small(x: Tensor) -> Tensor:
+    """Bool, of each number: it does not overflow in products."""
+    return x.detach().abs() <= LARGEST[torch.promote_types(x.dtype, torch.float32)]
+
+
+def _seen_keys(
+    keys: Tensor, mask: Tensor | None, key_range: KeyRange, num_queries: int, group: int
+) -> Tensor | None:
+    """Bool (B or 1, H or 1, S or 1): the keys that some query sees; None: all."""
+    num_keys = keys.shape[3]
+    seen = None if mask is None else admitted(mask).any(2)
+    if seen is not None and seen.shape[1] > 1 and group > 1:
+        seen = seen.unflatten(1, (-1, group)).any(2)
+    # a query sees its own position, and the first one the most that are earlier
+    if (key_range.left is None and key_range.segments is None) or known(num_queries == 0):
+        return seen
+    positions = torch.arange(num_keys, device=keys.device)
+    first, _ = key_range.bounds(slice(0, 1), num_queries, num_keys, keys.device)
+    in_range = (positions >= first)[:, None]
+    return in_range if seen is None else seen & in_range
 
 
 def _queries_that_see(bad: Tensor, mask: Tensor | None, key_range: KeyRange, num_queries: int) -> Tensor:

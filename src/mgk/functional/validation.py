@@ -293,7 +293,24 @@ def is_unobserved() -> bool:
     """Whether there is no torch.compile, torch.func or dispatch mode."""
     if torch.compiler.is_compiling():
         return False
-    return not (_C._len_torch_dispatch_stack() or _C._are_functorch_transforms_active())
+    return not (_C._len_torch_dispatch_stack() or in_torch_func())
+
+
+def in_torch_func() -> bool:
+    """Whether a transform of torch.func is active."""
+    return not torch.compiler.is_compiling() and _C._are_functorch_transforms_active()
+
+
+def why_untransformable() -> str | None:
+    """Why transforms pass through torch's own operators alone, if so."""
+    if torch.compiler.is_compiling():
+        if _C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
+            return "torch.compile traces neither torch.func nor tangents through it"
+    elif _C._are_functorch_transforms_active():
+        levels = [level.key() for level in _functorch.get_interpreter_stack()]
+        if levels.count(_functorch.TransformType.Jvp) > 1:
+            return "it has no forward-mode derivative of its forward-mode derivative"
+    return None
 
 
 def known(condition: bool) -> bool:

@@ -19,6 +19,7 @@ from mgk._util.errors import Interrupted, UserError
 from mgk._util.files import atomic_folder, folder_lock, write_json
 from mgk._util.machine import cpu_threads, describe
 from mgk._util.signals import StopSignals
+from mgk.data.task_registry import TASKS
 from mgk.models import write_card
 from mgk.training import checkpoints, distributed, run_dir
 from mgk.training.errors import RecipeError, TrainingError
@@ -309,13 +310,12 @@ def _save_model(
     found: Evaluation | None,
 ) -> None:
     """Weights, tokenizer and model card."""
-    is_synthetic = data.manifest.synthetic
+    read, licence = _described(data)
     anywhere = recipe.model_copy(update={"data": recipe.data.model_copy(update={"folder": None})})
-    kind = "a synthetic sample, not the real task" if is_synthetic else data.task.title
     facts = {
         "task": summary.task,
-        "data": f"{data.task.name}: {kind}",
-        "licence of the data": "generated here" if is_synthetic else data.task.licence,
+        "data": f"{data.task.name}: {read}",
+        "licence of the data": licence,
         "preset": summary.preset,
         "steps": summary.steps,
         "seed": summary.seed,
@@ -329,6 +329,19 @@ def _save_model(
         if tokenizer is not None:
             tokenizer.save_pretrained(written)
         write_card(written, model.config, facts)
+
+
+def _described(data: TaskData) -> tuple[str, str]:
+    """What the data are, and their licence."""
+    if data.manifest.synthetic:
+        return "a synthetic sample, not the real task", "generated here"
+    text = data.manifest.facts.get("corpus")  # of bytes: the name of what was prepared
+    if text is None:
+        return data.task.title, data.task.licence
+    if text in TASKS:
+        return f"the text of {text}", TASKS[text].licence
+    is_library = text.startswith("standard library")
+    return f"the text of {text}", "PSF-2.0" if is_library else "that of the text: fill it in"
 
 
 def _shown_metrics(summary: run_dir.RunSummary, found: Evaluation | None) -> dict[str, str]:

@@ -10,15 +10,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mgk.functional import masks, validation
+from mgk.functional import validation
 from mgk.functional.backends import register, select
 from mgk.functional.linear import reference
 from mgk.functional.linear.chunked import Chunked
 from mgk.functional.linear.feature_maps import FeatureMap
 from mgk.functional.linear.inputs import LinearInputs, validate_inputs
+from mgk.functional.linear.triton_backend import LinearTriton
 from mgk.functional.validation import eager_in_old_graphs, without_autocast
 
-register("linear", reference.LinearReference(), Chunked())
+register("linear", reference.LinearReference(), Chunked(), LinearTriton())
 
 
 class LinearState(NamedTuple):
@@ -65,7 +66,7 @@ def linear_mixture_attention(
         segment_ids: int (B, S), as of :func:`mgk.mixture_attention`.
         initial_state: of earlier keys, for the first position's segment.
         return_state: whether to return (output, state).
-        backend: "auto", "blockwise" (O(N)) or "reference".
+        backend: "auto", "triton" (GPUs), "blockwise" (O(N)) or "reference".
 
     Returns:
         (B, Hq, L, E), zeros where the normaliser is 0; or (output, state).
@@ -103,11 +104,13 @@ def linear_mixture_weights(
 def attend(inputs: LinearInputs, backend: str) -> tuple[Tensor, LinearState]:
     """The output (B, Hq, L, E), and the state after all keys."""
     with without_autocast(inputs.value):
-        sums, state = select("linear", inputs, backend).attention(inputs)
-        out = masks.divide(sums[..., :-1], sums[..., -1:]).to(inputs.value.dtype)
-        if inputs.addend is not None:  # as of the last query
-            out, state = out + inputs.addend, state + inputs.addend[:, :: inputs.group, -1:]
-    return out, LinearState(state[..., :-1], state[..., -1])
+        out, numerator, normaliser = select("linear", inputs, backend).attention(inputs)
+        out = out.to(inputs.value.dtype)
+        if inputs.addend is not None:
+            last = inputs.addend[:, :: inputs.group, -1:]  # as of the last query
+            out = out + inputs.addend
+            numerator, normaliser = numerator + last, normaliser + last.squeeze(3)
+    return out, LinearState(numerator, normaliser)
 
 
 def weights(inputs: LinearInputs) -> Tensor:

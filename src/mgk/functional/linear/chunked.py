@@ -7,6 +7,7 @@ from torch.nn.functional import pad
 from mgk.functional import masks
 from mgk.functional.backends import Backend, define_operator
 from mgk.functional.linear.inputs import LinearInputs
+from mgk.functional.linear.reference import quotients
 from mgk.functional.masks import KeyRange
 from mgk.functional.mixture.blocks import block_scores, blocks
 from mgk.functional.mixture.features import ScoreFeatures
@@ -20,27 +21,30 @@ class Chunked(Backend[LinearInputs]):
     name = "blockwise"
     priority = 1
 
-    def attention(self, inputs: LinearInputs) -> tuple[Tensor, Tensor]:
+    def attention(self, inputs: LinearInputs) -> tuple[Tensor, Tensor, Tensor]:
+        """The output, and the state after all keys."""
+        return quotients(*self._sums(inputs))
+
+    def _sums(self, inputs: LinearInputs) -> tuple[Tensor, Tensor]:
         """Numerator and denominator (B, Hq, L, E + 1), and the last state."""
-        phi_q, phi_k, values = inputs.query, inputs.mixed_keys(), inputs.values_and_ones()
+        phi_q, phi_k, values = inputs.queries(), inputs.mixed_keys(), inputs.values_and_ones()
+        first = inputs.joined_state()
         num_queries, offset = phi_q.shape[2], phi_k.shape[2] - phi_q.shape[2]
         if inputs.key_range.is_whole or phi_k.shape[2] == 0:
-            state = _next_state(phi_k, values, inputs.state)
+            state = _next_state(phi_k, values, first)
             return _read(phi_q, state), state
         if inputs.key_range.segments is not None:  # the queries are the last positions
-            sums, state = _in_chunks(
-                pad(phi_q, (0, 0, offset, 0)), phi_k, values, inputs.state, inputs.key_range
-            )
+            sums, state = _in_chunks(pad(phi_q, (0, 0, offset, 0)), phi_k, values, first, inputs.key_range)
             return sums[:, :, offset:], state
         if offset > 0:  # keys before the first query
-            past = _next_state(phi_k[:, :, :offset], values[:, :, :offset], inputs.state)
+            past = _next_state(phi_k[:, :, :offset], values[:, :, :offset], first)
             return _in_chunks(phi_q, phi_k[:, :, offset:], values[:, :, offset:], past, inputs.key_range)
         early, late = phi_q.split([-offset, num_queries + offset], 2)
-        sums, state = _in_chunks(late, phi_k, values, inputs.state, inputs.key_range)
+        sums, state = _in_chunks(late, phi_k, values, first, inputs.key_range)
         if offset == 0:
             return sums, state
         # queries before the first key see the keys of an earlier state alone
-        past = torch.zeros_like(state) if inputs.state is None else inputs.state
+        past = torch.zeros_like(state) if first is None else first
         return torch.cat([_read(early, past), sums], 2), state
 
     def statistics(
@@ -48,7 +52,8 @@ class Chunked(Backend[LinearInputs]):
     ) -> list[Tensor]:
         """N_jr = sum_i gamma_ijr."""
         _, right, segments = inputs.key_range
-        return [torch.ops.mgk.linear_counts(inputs.query, inputs.keys, query_mask, segments, right == 0)]
+        phi = inputs.queries(), inputs.components()
+        return [torch.ops.mgk.linear_counts(*phi, query_mask, segments, right == 0)]
 
 
 def _next_state(phi_k: Tensor, values: Tensor, state: Tensor | None) -> Tensor:

@@ -13,13 +13,19 @@ from mgk.functional.mixture.inputs import compute_dtype, validated_key_range
 
 
 class LinearInputs(NamedTuple):
-    """The arguments of Eq. 14 after validation, and the features."""
+    """The arguments of Eq. 14 after validation.
 
-    query: Tensor  # phi(q_i) (B, Hq, L, F)
-    keys: Tensor  # pi_jr phi(k_jr) (B, H, M, S, F), 0 where masked
+    Query and keys are features, unless ``is_elu`` leaves phi(x) = elu(x) + 1 to be applied.
+    """
+
+    query: Tensor  # (B, Hq, L, F)
+    keys: Tensor  # (B, H, M, S, F)
     value: Tensor  # (B, H, S, E), in the dtype of the output
+    log_prior: Tensor | None  # broadcastable to (B, H, M, S)
+    key_mask: Tensor | None  # bool (B, S)
+    is_elu: bool
     key_range: KeyRange  # causality and segments
-    state: Tensor | None  # of earlier keys (B, H, F, E + 1)
+    state: tuple[Tensor, Tensor] | None  # of earlier keys (B, H, F, E), (B, H, F)
     addend: Tensor | None = None  # to the output: see ``masks``
 
     @property
@@ -27,13 +33,39 @@ class LinearInputs(NamedTuple):
         """Hq / H, the query heads that read one key head."""
         return self.query.shape[1] // max(1, self.keys.shape[1])
 
+    def queries(self) -> Tensor:
+        """phi(q_i) (B, Hq, L, F), in float32 or better."""
+        return self._features(self.query)
+
+    def components(self) -> Tensor:
+        """pi_jr phi(k_jr) (B, H, M, S, F), 0 where masked."""
+        phi_k = self._features(self.keys)
+        if self.log_prior is not None:
+            phi_k = self.log_prior.to(phi_k.dtype).exp().unsqueeze(-1) * phi_k
+        elif phi_k.shape[2] > 1:
+            phi_k = phi_k / phi_k.shape[2]
+        if self.key_mask is not None:
+            phi_k = phi_k.masked_fill(~self.key_mask[:, None, None, :, None], 0.0)
+        return phi_k
+
     def mixed_keys(self) -> Tensor:
         """phibar_j = sum_r pi_jr phi(k_jr) (B, H, S, F)."""
-        return self.keys.sum(2) if self.keys.shape[2] > 1 else self.keys.squeeze(2)
+        components = self.components()
+        return components.sum(2) if components.shape[2] > 1 else components.squeeze(2)
 
     def values_and_ones(self) -> Tensor:
         """The values with a column of ones (B, H, S, E + 1)."""
-        return pad(self.value.to(self.query.dtype), (0, 1), value=1.0)
+        return pad(self.value.to(compute_dtype(self.query)), (0, 1), value=1.0)
+
+    def joined_state(self) -> Tensor | None:
+        """Numerator and normaliser side by side (B, H, F, E + 1)."""
+        if self.state is None:
+            return None
+        numerator, normaliser = self.state
+        return torch.cat([numerator, normaliser.unsqueeze(-1)], -1).to(compute_dtype(self.query))
+
+    def _features(self, x: Tensor) -> Tensor:
+        return feature_maps.elu_features(x.to(compute_dtype(x))) if self.is_elu else x
 
 
 def validate_inputs(
@@ -56,6 +88,9 @@ def validate_inputs(
     validation.tensor("value", value, "BHSE")
     query, keys, value = validation.autocast_inputs(query, keys, value)
     validation.matching_sizes(query, keys, value)
+    if keys.shape[2] == 0:
+        raise ValueError("keys must have at least one component, got none")
+    feature_maps.check(feature_map)
     validation.flag("is_causal", is_causal)
     if window is not None:
         raise ValueError(
@@ -65,24 +100,19 @@ def validate_inputs(
     prior = validation.log_prior(log_prior, query, keys.shape[:4])
     mask = validation.token_mask("key_mask", key_mask, query, keys.shape[3], "BS")
     pairs = None if mask is None else mask[:, None, None]
-    keys, value, addend = masks.clean(keys, value, pairs, key_range, query.shape[1:3])
-    with validation.without_autocast(query):
-        phi_q, phi_k = features(query, keys, feature_map)
-    if prior is not None:
-        phi_k = prior.to(phi_k.dtype).exp().unsqueeze(-1) * phi_k
-    elif phi_k.shape[2] > 1:
-        phi_k = phi_k / phi_k.shape[2]
-    if mask is not None:
-        phi_k = phi_k.masked_fill(~mask[:, None, None, :, None], 0.0)
-    state = _validated_state(initial_state, phi_k, value)
-    return LinearInputs(phi_q, phi_k, value, key_range, state, addend)
+    keys, value, addend, overflows = masks.clean(keys, value, pairs, key_range, query.shape[1:3])
+    if overflows:
+        query, keys = query.double(), keys.double()
+    is_elu = feature_map == "elu"
+    if not is_elu:
+        with validation.without_autocast(query):
+            query, keys = features(query, keys, feature_map)
+    state = _validated_state(initial_state, keys, value)
+    return LinearInputs(query, keys, value, prior, mask, is_elu, key_range, state, addend)
 
 
 def features(query: Tensor, keys: Tensor, feature_map: Any) -> tuple[Tensor, Tensor]:
     """phi(q_i) (B, H, L, F) and phi(k_jr) (B, H, M, S, F), in float32 or better."""
-    if keys.shape[2] == 0:
-        raise ValueError("keys must have at least one component, got none")
-    feature_maps.check(feature_map)
     dtype = compute_dtype(query)
     phi_q = feature_maps.apply(feature_map, query.to(dtype), is_query=True)
     phi_k = feature_maps.apply(feature_map, keys.to(dtype), is_query=False)
@@ -94,8 +124,8 @@ def features(query: Tensor, keys: Tensor, feature_map: Any) -> tuple[Tensor, Ten
     return phi_q, phi_k
 
 
-def _validated_state(state: Any, phi_k: Tensor, value: Tensor) -> Tensor | None:
-    """None, or numerator and normaliser side by side (B, H, F, E + 1)."""
+def _validated_state(state: Any, phi_k: Tensor, value: Tensor) -> tuple[Tensor, Tensor] | None:
+    """None, or numerator (B, H, F, E) and normaliser (B, H, F)."""
     if state is None:
         return None
     if not isinstance(state, tuple) or len(state) != 2:
@@ -111,4 +141,4 @@ def _validated_state(state: Any, phi_k: Tensor, value: Tensor) -> Tensor | None:
             f"initial_state must have shapes (B, H, F, E) = {wanted} and (B, H, F) = {wanted[:-1]},"
             f" got {tuple(numerator.shape)} and {tuple(normaliser.shape)}"
         )
-    return torch.cat([numerator, normaliser.unsqueeze(-1)], -1).to(phi_k.dtype)
+    return numerator, normaliser

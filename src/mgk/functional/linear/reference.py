@@ -14,10 +14,14 @@ class LinearReference(Backend[LinearInputs]):
 
     name = "reference"
 
-    def attention(self, inputs: LinearInputs) -> tuple[Tensor, Tensor]:
+    def attention(self, inputs: LinearInputs) -> tuple[Tensor, Tensor, Tensor]:
+        """The output, and the state after all keys."""
+        return quotients(*self._sums(inputs))
+
+    def _sums(self, inputs: LinearInputs) -> tuple[Tensor, Tensor]:
         """Numerator and denominator (B, Hq, L, E + 1), and the last state."""
-        phi_k, values = inputs.mixed_keys(), inputs.values_and_ones()
-        sums = _products(inputs.query, phi_k, inputs) @ repeat_heads(values, inputs.group)
+        phi_q, phi_k, values = inputs.queries(), inputs.mixed_keys(), inputs.values_and_ones()
+        sums = _products(phi_q, phi_k, inputs) @ repeat_heads(values, inputs.group)
         segments, num_queries = inputs.key_range.segments, inputs.query.shape[2]
         if segments is None:
             in_first, in_last, last_is_first = None, phi_k, None
@@ -28,12 +32,13 @@ class LinearReference(Backend[LinearInputs]):
             in_last = phi_k.where(is_last[:, None, :, None], 0.0)
             last_is_first = (starts[:, -1:] == 0)[:, None, :, None]
         state = in_last.mT @ values
-        if inputs.state is None:
+        first = inputs.joined_state()
+        if first is None:
             return sums, state
-        earlier = inputs.query @ repeat_heads(inputs.state, inputs.group)
+        earlier = phi_q @ repeat_heads(first, inputs.group)
         if in_first is None or last_is_first is None:
-            return sums + earlier, state + inputs.state
-        return sums + earlier.where(in_first, 0.0), state + inputs.state.where(last_is_first, 0.0)
+            return sums + earlier, state + first
+        return sums + earlier.where(in_first, 0.0), state + first.where(last_is_first, 0.0)
 
     def statistics(
         self, inputs: LinearInputs, query_mask: Tensor | None, points: Tensor | None
@@ -42,15 +47,20 @@ class LinearReference(Backend[LinearInputs]):
         return weighted_sums(responsibilities(inputs), query_mask, points, inputs.group)
 
 
+def quotients(sums: Tensor, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The output (B, Hq, L, E), and the state (B, H, F, E), (B, H, F), of sums with their denominators."""
+    return masks.divide(sums[..., :-1], sums[..., -1:]), state[..., :-1], state[..., -1]
+
+
 def weights(inputs: LinearInputs) -> Tensor:
     """A_ij = phi(q_i) . phibar_j / sum_j' phi(q_i) . phibar_j' (Eq. 14): (B, Hq, L, S)."""
-    products = _products(inputs.query, inputs.mixed_keys(), inputs)
+    products = _products(inputs.queries(), inputs.mixed_keys(), inputs)
     return masks.divide(products, products.sum(-1, keepdim=True))
 
 
 def responsibilities(inputs: LinearInputs) -> Tensor:
     """gamma_ijr = pi_jr phi(q_i) . phi(k_jr) / phi(q_i) . phibar_j, 0 if masked: (B, Hq, M, L, S)."""
-    products = _products(inputs.query.unsqueeze(2), inputs.keys, inputs)
+    products = _products(inputs.queries().unsqueeze(2), inputs.components(), inputs)
     return masks.divide(products, products.sum(2, keepdim=True))
 
 

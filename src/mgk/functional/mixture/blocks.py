@@ -74,10 +74,14 @@ def attention_tangent(
 
     The sum over j' and r' is the lse's. P_ijr = exp(s_ijr - row_max_i) / row_sum_i. A
     tangent of 0 is None. Nothing is in place: torch.func may add dimensions to tangents.
+    A gradient of the tangent reaches row_sum_i through the lse.
     """
     features, value, mask, _, _, options = inputs
     group, key_range = features.group, inputs.key_range
     rows, means = [], []
+    assert result.lse is not None
+    lse = result.lse.masked_fill(result.lse == -torch.inf, 0.0)
+    row_sum = result.row_sum * (lse - lse.detach()).exp()  # times 1, with a gradient
     for queries, key_blocks in blocks(features, key_range):
         out = result.out[:, :, queries]
         row_max = result.row_max[:, :, None, queries, None]
@@ -85,10 +89,13 @@ def attention_tangent(
         for keys in key_blocks:
             scores = block_scores(features, mask, key_range, queries, keys)
             d_scores = _block_tangent(features, tangents, scores, queries, keys)
+            if features.score_affine is not None:
+                affine = _affine(features.score_affine, scores, queries)
+                scores = affine.masked_fill(scores == -torch.inf, -torch.inf)
             if options.is_hard:
                 scores, winner = scores.max(2, keepdim=True)
                 d_scores = d_scores.gather(2, winner)
-            weights = (scores - row_max).exp() / result.row_sum[:, :, None, queries, None]
+            weights = (scores - row_max).exp() / row_sum[:, :, None, queries, None]
             d_weights = (weights * d_scores).sum(2)
             mean = mean + d_weights.sum(-1, keepdim=True)
             weights = weights.sum(2)
@@ -117,12 +124,20 @@ def _block_tangent(
         total = total + of.query_bias[:, :, :, queries, None]
     if of.key_bias is not None:
         total = total + repeat_heads(of.key_bias[:, :, :, None, keys], group)
+    if features.score_affine is not None:  # 1 and 0, for a gradient of the tangent
+        factor, _ = features.score_affine.to(scores.dtype)[..., queries, None]
+        total = factor * total
     if of.score_affine is not None:
-        factor, addend = of.score_affine.to(scores.dtype)[..., queries, None]
-        total = total + factor * scores.masked_fill(scores == -torch.inf, 0.0) + addend
+        total = total + _affine(of.score_affine, scores, queries)
     if tangents.mask is not None:
         total = total + block_of_mask(tangents.mask, queries, keys).unsqueeze(2)
     return total
+
+
+def _affine(score_affine: Tensor, scores: Tensor, queries: slice) -> Tensor:
+    """a_ir s_ijr + b_ir of a block, b_ir where s_ijr is -inf."""
+    factor, addend = score_affine.to(scores.dtype)[..., queries, None]
+    return factor * scores.masked_fill(scores == -torch.inf, 0.0) + addend
 
 
 def repeat_heads(x: Tensor, group: int) -> Tensor:

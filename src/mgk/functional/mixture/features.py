@@ -260,6 +260,8 @@ class OperatorBackend(Backend[AttentionInputs]):
     ``torch.compile(fullgraph=True)`` sees one node for each.
     """
 
+    is_transformable = False
+
     def __init__(self) -> None:
         """Define the operators ``mgk::{name}_forward`` and so on."""
         forward, backward = f"{self.name}_forward", f"{self.name}_backward"
@@ -380,7 +382,7 @@ class _Forward(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         ctx.backend = inputs[0]
         _setup_context(ctx, inputs[1:], output)
-        ctx.save_for_forward(*inputs[1:10], *output[:3])
+        ctx.save_for_forward(*inputs[1:10], *output)
         ctx.mark_non_differentiable(*output[1:3])
 
     @staticmethod

@@ -142,10 +142,11 @@ class AttentionInputs(NamedTuple):
 
     def cleaned(self) -> tuple["AttentionInputs", Tensor | None]:
         """The same inputs with finite keys and values, and an addend."""
-        keys, value, addend = masks.clean(
+        keys, value, addend, overflows = masks.clean(
             self.keys, self.value, self.attn_mask, self.key_range, self.query.shape[1:3]
         )
-        return self._replace(keys=keys, value=value), addend
+        inputs = self._replace(keys=keys, value=value)
+        return inputs.in_dtype(torch.float64) if overflows else inputs, addend
 
     def for_responsibilities(self) -> "AttentionInputs":
         """The same inputs for gamma_ijr, with a bool mask.

@@ -11,7 +11,7 @@ from torch.nn.functional import dropout
 from mgk.functional import masks
 from mgk.functional.backends import Backend
 from mgk.functional.mixture.inputs import AttentionInputs, compute_dtype, finest_dtype
-from mgk.functional.validation import is_exporting, known, needs_grad
+from mgk.functional.validation import is_exporting, known, needs_grad, why_untransformable
 
 # Up to this many scores the set-up of a fused backend takes longer than they do.
 MAX_SCORES = 2**16
@@ -129,8 +129,8 @@ class Eager(Backend[AttentionInputs]):
     priority = 3
 
     def is_efficient(self, inputs: AttentionInputs) -> bool:
-        """For few scores, one query, and exports: torch's own operators."""
-        if is_exporting():
+        """For few scores, one query, and graphs that need torch's own operators."""
+        if is_exporting() or why_untransformable():
             return True
         return known(inputs.num_scores <= MAX_SCORES) or known(inputs.num_queries == 1)
 

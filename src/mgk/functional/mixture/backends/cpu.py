@@ -115,7 +115,7 @@ class Cpu(OperatorBackend):
             return _decode(inputs)
         if inputs.is_hard and inputs.attn_mask is not None and inputs.attn_mask.is_floating_point():
             # the winner of scores that a large mask has made equal is the first
-            inputs = inputs.with_expanded_keys()
+            inputs = inputs.at_full_precision().with_expanded_keys()
         return _attend(inputs) if _is_direct(inputs) else super().attention(inputs)
 
     def forward(self, inputs: OperatorInputs) -> ForwardResult:
@@ -157,6 +157,7 @@ class Cpu(OperatorBackend):
             )
         row_max = result.row_max * math.log(2)  # the kernel's units, and its scores lack a bias of the query
         if (bias := inputs.features.query_bias) is not None:
+            bias = bias.detach()
             bias = bias[:, :, 0] if inputs.options.is_hard else bias.amax(2)
             row_max = row_max + bias.masked_fill(bias == -torch.inf, 0.0)
         return attention_tangent(inputs, tangents, result._replace(row_max=row_max), None)

@@ -39,6 +39,7 @@ class Sdpa(Backend[AttentionInputs]):
 
     name = "sdpa"
     priority = 2
+    is_transformable = False
 
     def unsupported_reason(self, inputs: AttentionInputs, task: Task = "attention") -> str | None:
         """Hard E-steps, gradients of masks, and dropout of several components."""

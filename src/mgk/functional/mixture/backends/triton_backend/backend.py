@@ -30,20 +30,16 @@ class Triton(Backend[AttentionInputs]):
 
     name = "triton"
     priority = 4
+    is_transformable = False
 
     def status(self) -> str:
         """Whether Triton is installed, new enough, and has a device to run on."""
-        return _status()
+        return status()
 
     def unsupported_reason(self, inputs: AttentionInputs, task: Task = "attention") -> str | None:
         """Tensors on a GPU, 8 components, 256 features, no float64, no moments."""
-        device = inputs.query.device
-        if device.type != "cuda" and not (device.type == "cpu" and is_interpreted()):
-            return f"the tensors are on {device.type}, not on a CUDA or ROCm device"
-        if self.status() != "ready":
-            return f"it is {self.status()}"
-        if inputs.query.dtype == torch.float64:
-            return "it computes in float32 at most, and the tensors are float64"
+        if reason := device_reason(inputs.query):
+            return reason
         if inputs.num_mixtures > MOST_MIXTURES:
             return f"it has room for {MOST_MIXTURES} components, not {inputs.num_mixtures}"
         width = max(inputs.query.shape[-1], inputs.value.shape[-1])
@@ -53,7 +49,7 @@ class Triton(Backend[AttentionInputs]):
             return "it has the counts of prior='em', not the moments of variance='em'"
         if any(map(has_tangent, inputs)):
             return "it has no forward-mode derivative"
-        return None if device.type == "cpu" else _failed_check(inputs.query)
+        return failed_check(inputs.query)
 
     def is_efficient(self, inputs: AttentionInputs) -> bool:
         """On a GPU, but for softmax attention and exports."""
@@ -92,7 +88,8 @@ def is_interpreted() -> bool:
 _known_status = ""
 
 
-def _status() -> str:
+def status() -> str:
+    """Ready, or why it cannot run on this machine."""
     global _known_status
     _known_status = _known_status or _find_status()
     return _known_status
@@ -111,8 +108,22 @@ def _find_status() -> str:
     return "ready"
 
 
-def _failed_check(query: Tensor) -> str | None:
+def device_reason(query: Tensor) -> str | None:
+    """Why tensors of this device and dtype cannot be served."""
+    device = query.device.type
+    if device != "cuda" and not (device == "cpu" and is_interpreted()):
+        return f"the tensors are on {device}, not on a CUDA or ROCm device"
+    if status() != "ready":
+        return f"it is {status()}"
+    if query.dtype == torch.float64:
+        return "it computes in float32 at most, and the tensors are float64"
+    return None
+
+
+def failed_check(query: Tensor) -> str | None:
     """What the device's self-check found wrong; never run inside a graph."""
+    if query.device.type == "cpu":
+        return None
     from mgk.functional.mixture.backends.triton_backend import self_check
 
     return self_check.failure(query)
@@ -238,7 +249,8 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]
     ctx.mark_non_differentiable(*output[2:])
 
 
-def _no_second_derivative(ctx: Any, *grads: Any) -> None:
+def no_second_derivative(ctx: Any, *grads: Any) -> None:
+    """The derivative of a backward operator."""
     raise RuntimeError("backend 'triton' has first derivatives only; use backend='reference' for second ones")
 
 
@@ -273,7 +285,7 @@ class _Backward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> None:
-        _no_second_derivative(ctx)
+        no_second_derivative(ctx)
 
     @staticmethod
     def vmap(info: Any, dims: tuple[Any, ...], *arguments: Any) -> Any:
@@ -325,7 +337,7 @@ def _define() -> None:
     torch.library.register_autograd(
         "mgk::triton_forward", _autograd_backward, setup_context=_setup_context, lib=library
     )
-    torch.library.register_autograd("mgk::triton_backward", _no_second_derivative, lib=library)
+    torch.library.register_autograd("mgk::triton_backward", no_second_derivative, lib=library)
 
 
 _define()

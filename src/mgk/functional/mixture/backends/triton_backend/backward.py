@@ -23,6 +23,7 @@ from mgk.functional.mixture.backends.triton_backend.forward import (
 from mgk.functional.mixture.backends.triton_backend.pairs import (
     LOG2E,
     NEG_INF,
+    SWAMPING,
     add_log,
     along_keys,
     along_queries,
@@ -161,7 +162,7 @@ def _sums_of_keys(x, spec: tl.constexpr):
 
 
 @triton.jit
-def _best(q, norm, least, own, i, j, place, call, full: tl.constexpr, spec: tl.constexpr):
+def _best(q, norm, least, own, i, j, extra, place, call, full: tl.constexpr, spec: tl.constexpr):
     """The part of max_r s_ijr that depends on r, and the winner, the lowest r on a tie."""
     _, _, bh, bk = place
     best = tl.full([1, 1], NEG_INF, tl.float32)
@@ -177,6 +178,8 @@ def _best(q, norm, least, own, i, j, place, call, full: tl.constexpr, spec: tl.c
         else:
             winner = tl.where(s > best, r, winner)
             best = tl.maximum(best, s)
+    if spec.mask == "float":  # all components tie
+        winner = tl.where(tl.abs(extra) > SWAMPING, 0, winner)
     return best, winner
 
 
@@ -282,7 +285,7 @@ def _tile(state, i, j, starts, own, sides, place, call, full: tl.constexpr, spec
         k, _, _ = _component(0, components, j, bk, call, full, spec)
         x = tile_product(q, k, zero_tile(spec), spec) * (least * LOG2E)
         if spec.is_hard:
-            best, winner = _best(q, norm, least, components, i, j, place, call, full, spec)
+            best, winner = _best(q, norm, least, components, i, j, extra, place, call, full, spec)
             p = _weights(x + best, peak, ok, extra, full, spec)
             g = p * d_weights
             for r in tl.static_range(spec.mixtures):
@@ -298,7 +301,7 @@ def _tile(state, i, j, starts, own, sides, place, call, full: tl.constexpr, spec
         g = zero_tile(spec)
         best, winner = d_weights, d_weights
         if spec.is_hard:
-            best, winner = _best(q, norm, least, components, i, j, place, call, full, spec)
+            best, winner = _best(q, norm, least, components, i, j, extra, place, call, full, spec)
             p = _weights(best, peak, ok, extra, full, spec)
             g = p * d_weights
         for r in tl.static_range(spec.mixtures):

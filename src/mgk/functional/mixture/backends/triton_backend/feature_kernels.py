@@ -18,6 +18,7 @@ import triton.language as tl
 from mgk.functional.mixture.backends.triton_backend.pairs import (
     LOG2E,
     NEG_INF,
+    SWAMPING,
     add_log,
     head_of,
     load_rows,
@@ -232,6 +233,8 @@ def key_features(features, value_out, centre, inputs, spec: tl.constexpr):
             bias = _key_bias(bias, b, h, r, j, alive, is_bad, inputs, spec)
             factor = tl.exp2(tl.where(top > NEG_INF, bias - top, 0.0))
             tl.store(biases + (spec.mixtures + r) * num_keys, factor, mask=inside)
+        # beside such a bias the products with the shifts round away, beside a factor they would not
+        bottom = tl.where(tl.abs(top) > SWAMPING, NEG_INF, bottom)
         spread = _spread(top, bottom, inside, spec.key_tile)
         tl.store(biases + 2 * spec.mixtures * num_keys, spread, mask=inside)
         tl.store(biases + (2 * spec.mixtures + 1) * num_keys, top, mask=inside)

@@ -63,7 +63,7 @@ def is_factored(first_query, first_key, bh, bk, call, spec: tl.constexpr):
         for n in tl.static_range(SPREAD_BLOCK, spec.key_tile, SPREAD_BLOCK):
             spread = key_row(2 * spec.mixtures, first_key + n, bk, call, 0.0, False, spec)
             b_spread = tl.maximum(b_spread, spread)
-        result = tl.minimum(a_spread, b_spread) <= spec.max_spread
+        result = (tl.minimum(a_spread, b_spread) <= spec.max_spread) & (b_spread < float("inf"))
     return result
 
 

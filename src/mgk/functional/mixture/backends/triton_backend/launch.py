@@ -117,31 +117,38 @@ def padded(width: int) -> int:
     return max(16, triton.next_power_of_2(width))
 
 
-def _run(kernel: Any, grid: tuple[int, ...], arguments: tuple[Any, ...], spec: Spec, tile: tiles.Tile) -> None:
+def _run(kernel: Any, grid: tuple[int, ...], arguments: tuple[Any, ...], spec: Any, tile: tiles.Tile) -> None:
     constant = spec if is_interpreted() else compile_time(spec)
     kernel[grid](*arguments, constant, num_warps=tile.warps, num_stages=tile.stages)
 
 
-_launch: Callable[..., None] = _run
+_launcher: Callable[..., None] = _run
 _target: str | None = None
 _own_tile: tiles.Tile | None = None
 
 
+def launch(*arguments: Any) -> None:
+    """Launch a kernel: grid, arguments, specification and tile follow."""
+    _launcher(*arguments)
+
+
 @contextmanager
-def launching_with(launch: Callable[..., None], target: str, tile: tiles.Tile | None = None) -> Iterator[None]:
+def launching_with(
+    launcher: Callable[..., None], target: str, tile: tiles.Tile | None = None
+) -> Iterator[None]:
     """Pass every launch for a target, with its own tile or another, to another function."""
-    global _launch, _target, _own_tile
-    before = _launch, _target, _own_tile
-    _launch, _target, _own_tile = launch, target, tile
+    global _launcher, _target, _own_tile
+    before = _launcher, _target, _own_tile
+    _launcher, _target, _own_tile = launcher, target, tile
     try:
         yield
     finally:
-        _launch, _target, _own_tile = before
+        _launcher, _target, _own_tile = before
 
 
-def compile_time(spec: Spec) -> Spec:
+def compile_time(spec: Any) -> Any:
     """The specification with its numbers as compile-time constants."""
-    return Spec(**{field.name: tl.constexpr(getattr(spec, field.name)) for field in fields(spec)})
+    return type(spec)(**{field.name: tl.constexpr(getattr(spec, field.name)) for field in fields(spec)})
 
 
 def target_of(device: torch.device) -> str:
@@ -209,7 +216,7 @@ def _spec(params: AttentionParams, tile: tiles.Tile, **changes: Any) -> Spec:
     return replace(spec, **changes)
 
 
-def _strided(x: Tensor | None, shape: tuple[int, ...], missing: Tensor) -> Strided:
+def strided(x: Tensor | None, shape: tuple[int, ...], missing: Tensor) -> Strided:
     """``x`` broadcast to four dimensions, with features behind if it has five."""
     if x is None:
         return Strided(missing, 0, 0, 0, 0)
@@ -235,11 +242,11 @@ def _inputs(params: AttentionParams) -> Inputs:
     pairs = (batch, params.keys.shape[1], params.mixtures, params.keys.shape[3])
     shifts = params.query if params.shifts is None else params.shifts.contiguous()
     return Inputs(
-        query=_strided(params.query.unsqueeze(2), (batch, heads, 1, num_queries), params.query),
-        keys=_strided(params.keys, pairs, params.query),
-        value=_strided(params.value.unsqueeze(2), (*pairs[:2], 1, pairs[3]), params.query),
-        log_prior=_strided(params.log_prior, pairs, params.query),
-        variance=_strided(params.variance, pairs, params.query),
+        query=strided(params.query.unsqueeze(2), (batch, heads, 1, num_queries), params.query),
+        keys=strided(params.keys, pairs, params.query),
+        value=strided(params.value.unsqueeze(2), (*pairs[:2], 1, pairs[3]), params.query),
+        log_prior=strided(params.log_prior, pairs, params.query),
+        variance=strided(params.variance, pairs, params.query),
         shifts=shifts,
         least=_least(params),
         sizes=_sizes(params),
@@ -283,11 +290,11 @@ def make_features(params: AttentionParams) -> tuple[Features, Tensor]:
     spec = _spec(params, tile)
     centre = numbers(batch, key_heads, spec.padded_width)
     if not params.is_dot:
-        _launch(feature_kernels.centres, (batch * key_heads,), (centre, inputs), spec, tile)
+        launch(feature_kernels.centres, (batch * key_heads,), (centre, inputs), spec, tile)
     grid = (triton.cdiv(num_queries, tile.queries), batch * heads)
-    _launch(feature_kernels.query_features, grid, (features, centre, inputs), spec, tile)
+    launch(feature_kernels.query_features, grid, (features, centre, inputs), spec, tile)
     grid = (triton.cdiv(num_keys, tile.keys), batch * key_heads)
-    _launch(feature_kernels.key_features, grid, (features, value, centre, inputs), spec, tile)
+    launch(feature_kernels.key_features, grid, (features, value, centre, inputs), spec, tile)
     return features, value
 
 
@@ -297,8 +304,8 @@ def _kernel_inputs(params: AttentionParams, features: Features, value: Tensor) -
     kept = 1 - params.dropout_p
     return KernelInputs(
         features=features,
-        value=_strided(value.unsqueeze(2), (batch, params.keys.shape[1], 1, num_keys), value),
-        mask=_strided(params.mask, (batch, heads, num_queries, num_keys), params.query),
+        value=strided(value.unsqueeze(2), (batch, params.keys.shape[1], 1, num_keys), value),
+        mask=strided(params.mask, (batch, heads, num_queries, num_keys), params.query),
         sizes=_sizes(params),
         dropout=Dropout(
             params.query if params.seed is None else params.seed,
@@ -317,7 +324,7 @@ def forward(params: AttentionParams) -> Result:
     tile = _tile(params, "forward")
     grid = (triton.cdiv(num_queries, tile.queries), batch * heads)
     arguments = (out, lse, row_max, row_sum, _kernel_inputs(params, features, value))
-    _launch(forward_kernels.forward, grid, arguments, _spec(params, tile), tile)
+    launch(forward_kernels.forward, grid, arguments, _spec(params, tile), tile)
     if params.checks_values:  # what is not finite has shown in the output; the backward leaves it out
         features.key_bias.masked_fill_(features.key_bias.isnan(), -torch.inf)
     return Result(out, lse, row_max, row_sum, features, value)
@@ -340,7 +347,7 @@ def backward(
     tile = _tile(params, "features")
     grid: tuple[int, ...] = (triton.cdiv(delta.numel(), tile.queries),)
     arguments: tuple[Any, ...] = (delta, inverse_sum, result.row_sum, result.out, grad, lse_grad, delta.numel())
-    _launch(backward_kernels.deltas, grid, arguments, _spec(params, tile), tile)
+    launch(backward_kernels.deltas, grid, arguments, _spec(params, tile), tile)
     rows, call = Rows(result.row_max, inverse_sum, delta), _kernel_inputs(params, features, value)
 
     exact = torch.float32 if params.shifts is not None else None
@@ -353,7 +360,7 @@ def backward(
     spec = _spec(params, tile, owns_keys=True, keys_first=keys_first, needs_variance_grad=needs[0])
     grid = (triton.cdiv(num_keys, tile.keys), batch * key_heads)
     arguments = (d_keys, d_value, d_bias, d_scale, grad, rows, call)
-    _launch(backward_kernels.keys_backward, grid, arguments, spec, tile)
+    launch(backward_kernels.keys_backward, grid, arguments, spec, tile)
 
     d_query = torch.empty_like(features.query, dtype=exact)
     d_query_bias = d_bias.new_empty(batch, heads, params.mixtures if params.is_shifted else 0, num_queries)
@@ -364,7 +371,7 @@ def backward(
     spec = _spec(params, tile, needs_mask_grad=needs[1])
     grid = (triton.cdiv(num_queries, tile.queries), batch * heads)
     arguments = (d_query, d_query_bias, d_bias if d_mask is None else d_mask, grad, lse_grad, rows, call)
-    _launch(backward_kernels.queries_backward, grid, arguments, spec, tile)
+    launch(backward_kernels.queries_backward, grid, arguments, spec, tile)
     return _input_gradients(
         params, features, d_query, d_keys, d_value, d_query_bias, d_bias, d_scale, d_mask, needs[0]
     )
@@ -402,12 +409,12 @@ def _input_gradients(
         d_keys = d_keys.sum(2, keepdim=True)
     d_prior = None
     if params.log_prior is not None:
-        d_prior = _sum_to(d_bias, params.log_prior.shape)
+        d_prior = sum_to(d_bias, params.log_prior.shape)
     d_variance = None
     if needs_variance:
         d_variance = _variance_gradient(params, features, d_query_bias, d_bias, d_scale)
     if params.mask is not None and d_mask is not None:
-        d_mask = _sum_to(d_mask, params.mask.shape)
+        d_mask = sum_to(d_mask, params.mask.shape)
     return Gradients(d_query, d_keys, d_shifts, d_value, d_prior, d_variance, d_mask)
 
 
@@ -426,14 +433,14 @@ def _variance_gradient(
         from_queries = from_queries.unflatten(1, (-1, groups)).sum(2)[:, :, None, None]
         total = total + (d_bias.double() * finite_bias).sum(2, keepdim=True)
         total = total.sum((2, 3), keepdim=True) + from_queries
-    total = _sum_to(total, params.variance.shape)
+    total = sum_to(total, params.variance.shape)
     if params.log_prior is not None:
         prior = d_bias.double() * params.log_prior.double().clamp_min(-1e30)
-        total = total - _sum_to(prior, params.variance.shape)
+        total = total - sum_to(prior, params.variance.shape)
     return -total / params.variance.double()
 
 
-def _sum_to(x: Tensor, shape: tuple[int, ...]) -> Tensor:
+def sum_to(x: Tensor, shape: tuple[int, ...]) -> Tensor:
     """``x`` summed to a shape, in float64: thousands of terms nearly cancel."""
     dims = [d for d in range(x.ndim) if shape[d] == 1 and x.shape[d] > 1]
     return x.sum(dims, keepdim=True, dtype=torch.float64) if dims else x
@@ -447,7 +454,7 @@ def counts(params: AttentionParams, query_mask: Tensor | None) -> Tensor:
     spec = _spec(params, tile, owns_keys=True, keys_first=True, has_query_mask=query_mask is not None)
     mask = result if query_mask is None else query_mask.contiguous().view(torch.uint8)
     grid = (triton.cdiv(params.keys.shape[3], tile.keys), params.keys.shape[0] * params.keys.shape[1])
-    _launch(counting_kernels.counts, grid, (result, mask, _kernel_inputs(params, features, value)), spec, tile)
+    launch(counting_kernels.counts, grid, (result, mask, _kernel_inputs(params, features, value)), spec, tile)
     return result
 
 
@@ -463,9 +470,9 @@ def decode(params: AttentionParams) -> tuple[Tensor, Tensor]:
     partial = new((batch, heads, num_chunks, spec.padded_value_width), dtype=torch.float32)
     partial_max, partial_sum = (new((batch, heads, num_chunks), dtype=torch.float32) for _ in range(2))
     out, lse = new((batch, heads, 1, value_width)), new((batch, heads, 1), dtype=torch.float32)
-    mask = _strided(params.mask, (batch, heads, 1, num_keys), params.query)
+    mask = strided(params.mask, (batch, heads, 1, num_keys), params.query)
     arguments: tuple[Any, ...] = (partial, partial_max, partial_sum, mask, _inputs(params), per_chunk)
-    _launch(decoding_kernels.decode, (num_chunks, batch * heads), arguments, spec, tile)
+    launch(decoding_kernels.decode, (num_chunks, batch * heads), arguments, spec, tile)
     arguments = (out, lse, partial, partial_max, partial_sum, num_chunks, triton.next_power_of_2(num_chunks))
-    _launch(decoding_kernels.join_chunks, (batch * heads,), arguments, spec, tile)
+    launch(decoding_kernels.join_chunks, (batch * heads,), arguments, spec, tile)
     return out, lse

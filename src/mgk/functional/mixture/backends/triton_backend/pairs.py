@@ -11,6 +11,8 @@ NEG_INF = tl.constexpr(float("-inf"))
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
 LOWEST = tl.constexpr(-3.4e38)
+# Scores are rounded away beside a mask or a prior beyond it.
+SWAMPING = tl.constexpr(1e18)
 
 
 @triton.jit

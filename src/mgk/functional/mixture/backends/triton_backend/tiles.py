@@ -28,6 +28,7 @@ _LONG = Tile(128, 64, 8, 2)
 _SLIM = Tile(128, 32, 8, 2)
 _EVEN = Tile(64, 64, 4, 2)
 _KEYS = Tile(64, 128, 8, 2)
+_SQUARE = Tile(64, 64, 8, 1)
 _FEW_QUERIES = Tile(32, 128, 8, 2)
 _FEW = Tile(32, 64, 4, 2)
 _FLAT = Tile(64, 32, 8, 1, splits_columns=True)
@@ -45,7 +46,7 @@ TABLE = {
     ("sm_80", "forward", 64): (_LONG, _WIDE, _LONG, _LONG),
     ("sm_80", "forward", 128): (_LONG, Tile(128, 64, 8, 3), _LONG, _SLIM),
     ("sm_80", "keys", 64): (_FEW, _KEYS, _FEW, _FLAT),
-    ("sm_80", "keys", 128): (_FEW, _EVEN, _FLAT, _FLAT),
+    ("sm_80", "keys", 128): (_SQUARE, _EVEN, _FLAT, _FLAT),
     ("sm_80", "queries", 64): (_SLIM, _LONG, _SLIM, _SLIM),
     ("sm_80", "queries", 128): (_SLIM, _EVEN, _SLIM, _SLIM),
     ("sm_90", "forward", 64): (_WIDE, _WIDE, _MIXED, _LONG),
@@ -55,9 +56,9 @@ TABLE = {
     ("sm_90", "queries", 64): (_LONG, _EVEN, _LONG, _SLIM),
     ("sm_90", "queries", 128): (_LONG, _LONG, _LONG, _SLIM),
     ("sm_100", "forward", 64): (_WIDE, _WIDE, _LONG, _WIDE),
-    ("sm_100", "forward", 128): (_LONG, _LONG, _WIDE, _SLIM),
+    ("sm_100", "forward", 128): (_LONG, _LONG, _LONG, _SLIM),
     ("sm_100", "keys", 64): (_KEYS, _KEYS, _FEW_QUERIES, _KEYS),
-    ("sm_100", "keys", 128): (_FEW, _KEYS, _KEYS, _FEW),
+    ("sm_100", "keys", 128): (_FEW, _KEYS, SMALL, _FEW),
     ("sm_100", "queries", 64): (_LONG, _LONG, _LONG, _LONG),
     ("sm_100", "queries", 128): (_LONG, _LONG, _LONG, _SLIM),
     ("gfx942", "forward", 64): (_AMD_ROWS, _AMD_ROWS, _AMD_ROWS, _AMD_ROWS),
