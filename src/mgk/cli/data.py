@@ -24,7 +24,7 @@ app = typer.Typer(
 
 _BAR = 40
 _REASONS = 3
-# Options of the preparation of some tasks: name, type, minimum and help.
+# Options of some tasks: name, type, minimum and help.
 _OPTIONS: tuple[tuple[str, type, int | None, str], ...] = (
     ("seed", int, 0, "Of what is generated or held out."),
     ("train", int, 1, "Training examples to generate."),

@@ -125,7 +125,8 @@ class EpochBatches(_Batches):
     def set_epoch(self, epoch: int, start: int = 0) -> None:
         """Turn to an epoch, from its batch ``start`` on, to resume within it."""
         if not 0 <= start <= self.steps:
-            raise ValueError(f"start must be from 0 to the {self.steps} batches of an epoch, got {start}")
+            wanted = f"from 0 to the {self.steps} batches of an epoch"
+            raise ValueError(f"start must be {wanted}, got {start}")
         self.epoch, self.start = epoch, start
 
     def __len__(self) -> int:
@@ -162,7 +163,8 @@ class StepBatches(_Batches):
         super().__post_init__()
         size, ranks, parts = self.batch_size, self._world_size, self.accumulation
         if size % (ranks * parts):
-            raise ValueError(f"a batch_size of {size} cannot be divided over {ranks} ranks in {parts} parts")
+            over = f"{ranks} ranks in {parts} parts"
+            raise ValueError(f"a batch_size of {size} cannot be divided over {over}")
         if self.num_examples < 1:
             raise ValueError("there are no examples to train on")
 

@@ -87,7 +87,8 @@ def _check_instructions(data: bytes, where: str) -> None:
         # The unpickler's memo is as long as its highest place.
         if not is_known or (opcode.name == "LONG_BINPUT" and (argument or 0) > len(data)):
             shown = opcode.name if argument is None else f"{opcode.name} {argument}"
-            fail(where, f"byte {position}: the instruction {shown[:60]!r} has no place in a batch of CIFAR-10")
+            what = f"byte {position}: the instruction {shown[:60]!r}"
+            fail(where, f"{what} has no place in a batch of CIFAR-10")
 
 
 def _as_array(value: Any) -> NDArray[np.uint8]:

@@ -91,7 +91,8 @@ def _read_idx(source: Source) -> tuple[_Batch, _Batch]:
     for split in ("train", "t10k"):
         images, labels = arrays[f"{split}-images"], arrays[f"{split}-labels"]
         if len(images) != len(labels):
-            fail(str(source.path), f"{len(images)} images but {len(labels)} labels in the files {split}-*")
+            found = f"{len(images)} images but {len(labels)} labels"
+            fail(str(source.path), f"{found} in the files {split}-*")
         batches.append((images, labels))
     return batches[0], batches[1]
 

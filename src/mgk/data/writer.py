@@ -46,7 +46,8 @@ class _OpenArray:
 
     def append(self, rows: NDArray[Any]) -> None:
         if rows.shape[1:] != self.row_shape or rows.dtype.newbyteorder("<") != self.dtype:
-            raise ValueError(f"rows of {rows.dtype} {rows.shape[1:]}, not {self.dtype} {self.row_shape}")
+            wanted = f"{self.dtype} {self.row_shape}"
+            raise ValueError(f"rows of {rows.dtype} {rows.shape[1:]}, not {wanted}")
         data = np.ascontiguousarray(rows, self.dtype).tobytes()
         self.file.write(data)
         self.hash.update(data)

@@ -235,7 +235,8 @@ def _writings(
     assert tokenizer is not None
     prompt = example["input_ids"][None, :_PROMPT_TOKENS]
     length = int(example["input_ids"].shape[-1])
-    options: dict[str, Any] = {"do_sample": True, "temperature": 0.8, "eos_token_id": None, "pad_token_id": 0}
+    options: dict[str, Any] = {"do_sample": True, "temperature": 0.8}
+    options |= {"eos_token_id": None, "pad_token_id": 0}
     texts: dict[str, str] = {}
     rates = dict.fromkeys(models, 0.0)
     for number in range(_WRITING_ROUNDS):

@@ -133,9 +133,8 @@ class ModelSpec:
         if not slash:
             return cls(attention, int(heads))
         if not groups.isdecimal() or int(groups) < 1 or int(heads) % int(groups):
-            raise ValueError(
-                f"{text!r} must have heads of keys and values that divide the {heads} heads, as in {attention}:8/4"
-            )
+            wanted = f"heads of keys and values that divide the {heads} heads"
+            raise ValueError(f"{text!r} must have {wanted}, as in {attention}:8/4")
         return cls(attention, int(heads), int(groups))
 
     @classmethod

@@ -85,10 +85,8 @@ class Plan:
 
     def _check_same(self, path: Path, changed: Mapping[str, tuple[Any, Any]]) -> None:
         for name, (now, then) in changed.items() if self.overwrite == "none" else ():
-            raise RecipeError(
-                f"{path}: this was trained with {name} = {then!r}, not {now!r}: choose another folder, or"
-                " --overwrite it"
-            )
+            how = f"this was trained with {name} = {then!r}, not {now!r}"
+            raise RecipeError(f"{path}: {how}: choose another folder, or --overwrite it")
 
 
 def find_studies(results: Path) -> list[str]:
@@ -122,7 +120,8 @@ def comparison_plan(
     shared = dict(overrides or {})
     for path in ("model.attention", "model.num_attention_heads", "model.num_key_value_heads"):
         if path in shared:
-            raise RecipeError(f"{path} is what is compared: name it in the baseline and the candidates")
+            advice = "name it in the baseline and the candidates"
+            raise RecipeError(f"{path} is what is compared: {advice}")
     first = shared.pop("seed", 0)
     trials = tuple(
         Trial(preset, task, model, seed, shared) for seed in range(first, first + seeds) for model in models

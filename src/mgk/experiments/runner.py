@@ -67,7 +67,8 @@ def run_plan(
         on_progress: called with a trial and its part done, from 0 to 1.
         on_done: called with the result of every trial that was run.
     """
-    calls = {trial: (plan, trial, store, trial.path(runs), jobs) for trial in plan.missing(store, runs)}
+    missing = plan.missing(store, runs)
+    calls = {trial: (plan, trial, store, trial.path(runs), jobs) for trial in missing}
     run_isolated(
         _run_trial, calls, jobs=jobs, on_message=on_progress, on_result=lambda trial, result: on_done(result)
     )

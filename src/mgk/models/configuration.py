@@ -177,7 +177,8 @@ class MgkConfig(ModelOptions, PreTrainedConfig):
             for number in ids if isinstance(ids, list) else [ids]:
                 is_id = isinstance(number, int) and 0 <= number <= last
                 if number is not None and not is_id:
-                    raise ValueError(f"{name} must be from 0 to {last} (vocab_size - 1), got {number!r}")
+                    wanted = f"from 0 to {last} (vocab_size - 1)"
+                    raise ValueError(f"{name} must be {wanted}, got {number!r}")
 
     def _check_names(self, unknown: Iterable[str]) -> None:
         """Raise for keywords that misspell a field or name it as other libraries do."""
@@ -196,7 +197,8 @@ class MgkConfig(ModelOptions, PreTrainedConfig):
         if self.position == "rotary" and width % 2:
             raise ValueError(f"position='rotary' needs an even head_dim, got {width}")
         if self.position == "sinusoidal" and self.hidden_size % 2:
-            raise ValueError(f"position='sinusoidal' needs an even hidden_size, got {self.hidden_size}")
+            got = f"got {self.hidden_size}"
+            raise ValueError(f"position='sinusoidal' needs an even hidden_size, {got}")
         if self.is_decoder and self.pooling == "cls":
             raise ValueError("pooling='cls' sees nothing in a decoder: use pooling='mean'")
         if self.sliding_window is not None and self.pooling == "cls":
@@ -215,9 +217,11 @@ class MgkConfig(ModelOptions, PreTrainedConfig):
             return
         is_list = isinstance(cutoffs, list) and all(type(x) is int for x in cutoffs)
         if not is_list or not cutoffs or sorted(set(cutoffs)) != cutoffs or cutoffs[0] < 1:
-            raise ValueError(f"adaptive_cutoffs must be increasing whole numbers from 1 up, got {cutoffs!r}")
+            wanted = "increasing whole numbers from 1 up"
+            raise ValueError(f"adaptive_cutoffs must be {wanted}, got {cutoffs!r}")
         if cutoffs[-1] >= self.vocab_size:
-            raise ValueError(f"adaptive_cutoffs must be below vocab_size={self.vocab_size}, got {cutoffs}")
+            wanted = f"below vocab_size={self.vocab_size}"
+            raise ValueError(f"adaptive_cutoffs must be {wanted}, got {cutoffs}")
         if self.hidden_size // self.adaptive_div_value ** len(cutoffs) < 1:
             raise ValueError(
                 f"adaptive_div_value={self.adaptive_div_value} leaves no width to the last"

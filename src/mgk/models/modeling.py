@@ -219,7 +219,8 @@ def check_attn_implementation(config: MgkConfig) -> None:
     if asked not in (None, "eager"):
         config._attn_implementation = None
         wanted = "'eager' or left out"
-        raise ValueError(f"attn_implementation must be {wanted}, got {asked!r}: backend chooses the kernel")
+        got = f"{asked!r}: backend chooses the kernel"
+        raise ValueError(f"attn_implementation must be {wanted}, got {got}")
 
 
 class MgkPreTrainedModel(PreTrainedModel):
@@ -561,8 +562,9 @@ def check_weights(cls: Any, model: Any, info: dict[str, Any], place: object, may
     """Raise where weights do not fit; return the names of new ones."""
     prefix = f"{cls.base_model_prefix}."
     base = model.base_model
-    misfit = f"the weights of {place} do not fit {cls.__name__} with attention={model.config.attention!r}"
-    if (found := _marked(base.get_buffer(VARIANT_MARK))) != model.config.attention:
+    attention = model.config.attention
+    misfit = f"the weights of {place} do not fit {cls.__name__} with attention={attention!r}"
+    if (found := _marked(base.get_buffer(VARIANT_MARK))) != attention:
         raise ValueError(f"{misfit}: they are of attention={found!r}")
     parts = {VARIANT_MARK, *(name for name, _ in base.named_children())}
 

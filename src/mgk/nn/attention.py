@@ -547,7 +547,8 @@ def _check_variant(
     """An error for weights of another variant; without a mark they pass."""
     if (found := metadata.get("variant", module.variant)) != module.variant:
         place = prefix.rstrip(".") or "the weights"
-        error_msgs.append(f"{place}: they are of variant={found!r}, this module has variant={module.variant!r}")
+        own = f"this module has variant={module.variant!r}"
+        error_msgs.append(f"{place}: they are of variant={found!r}, {own}")
 
 
 def check_options(options: Mapping[str, Any]) -> None:
@@ -599,7 +600,8 @@ def check_options(options: Mapping[str, Any]) -> None:
     }
     for name, is_used in used.items():
         if variant.is_linear and is_used:
-            raise ValueError(f"{name} does not exist for variant={variant.name!r}: it has no Gaussians")
+            why = f"variant={variant.name!r}: it has no Gaussians"
+            raise ValueError(f"{name} does not exist for {why}")
 
 
 def check_init(init: Any) -> None:

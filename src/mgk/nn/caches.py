@@ -244,14 +244,16 @@ class StaticCache(Cache):
     def _check_step(self, like: Tensor, added: int) -> None:
         self._leave_inference_mode()
         if validation.needs_grad(like):
-            raise ValueError("a cache of fixed length has no derivatives: use torch.no_grad(), or new_cache()")
+            advice = "use torch.no_grad(), or new_cache()"
+            raise ValueError(f"a cache of fixed length has no derivatives: {advice}")
         if self.position.device != like.device:
             self.position = self.position.to(like.device)
         # elsewhere reading the length would wait for the device at every token
         if not torch.compiler.is_compiling() and like.device.type == "cpu":
             needed = self.length + added
             if needed > self.max_length:
-                raise ValueError(f"the cache has max_length={self.max_length} places, got {needed} tokens")
+                have = f"max_length={self.max_length} places"
+                raise ValueError(f"the cache has {have}, got {needed} tokens")
 
 
 class StaticKeyValueCache(StaticCache, KeyValueCache):

@@ -69,9 +69,9 @@ class MultiheadMixtureAttention(nn.Module):
         super().__init__()
         for name in options.keys() - MixtureOptions.__annotations__.keys():
             raise TypeError(f"{name} is no option of MultiheadMixtureAttention")
-        flags = {"add_bias_kv": add_bias_kv, "add_zero_attn": add_zero_attn, "batch_first": batch_first}
-        for name, value in flags.items():
-            validation.flag(name, value)
+        validation.flag("add_bias_kv", add_bias_kv)
+        validation.flag("add_zero_attn", add_zero_attn)
+        validation.flag("batch_first", batch_first)
         self.embed_dim, self.num_heads, self.dropout = embed_dim, num_heads, dropout
         self.kdim = embed_dim if kdim is None else kdim
         self.vdim = embed_dim if vdim is None else vdim

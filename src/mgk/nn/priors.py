@@ -98,7 +98,8 @@ class EMPrior(EMModule):
             return slice(None)
         end = first_key + num_keys
         if end > self.max_positions:
-            raise ValueError(f"the prior has max_positions={self.max_positions} positions, got {end} keys")
+            limit = f"max_positions={self.max_positions}"
+            raise ValueError(f"the prior has {limit} positions, got {end} keys")
         return slice(first_key, end)
 
 

@@ -52,8 +52,10 @@ def ring_attention(
     Returns:
         (B, Hq, L, E); other arguments: :func:`mgk.mixture_attention`.
     """
-    key = keys.unsqueeze(2) if shifts is not None and isinstance(keys, Tensor) and keys.ndim == 4 else keys
-    options: dict[str, Any] = {"kernel": kernel, "e_step": e_step, "shifts": shifts, "is_causal": is_causal}
+    has_one_key = shifts is not None and isinstance(keys, Tensor) and keys.ndim == 4
+    key = keys.unsqueeze(2) if has_one_key else keys
+    options: dict[str, Any] = {"kernel": kernel, "e_step": e_step, "shifts": shifts}
+    options["is_causal"] = is_causal
     validation.tensor("value", value, "BHSE")
     if shifts is None:
         validate_inputs(query, key, value, log_prior=log_prior, variance=variance, **options)
@@ -61,10 +63,11 @@ def ring_attention(
     rank, ranks = place(group)
     if is_causal and ranks > 1 and (query.shape[2] != key.shape[3] or query.shape[2] % 2):
         sizes = f"{query.shape[2]} queries and {key.shape[3]} keys"
-        raise ValueError(f"is_causal needs parts of one even length, as shard_sequence gives them, got {sizes}")
+        wanted = "parts of one even length, as shard_sequence gives them"
+        raise ValueError(f"is_causal needs {wanted}, got {sizes}")
     ring = _Ring(rank, ranks, group, kernel, e_step, is_causal)
-    held = _Held(keys, value, log_prior, shifts, variance if isinstance(variance, Tensor) else None, mask)
-    number = None if isinstance(variance, Tensor) else variance
+    number, of_keys = (None, variance) if isinstance(variance, Tensor) else (variance, None)
+    held = _Held(keys, value, log_prior, shifts, of_keys, mask)
     if ranks == 1:
         return ring.attend(_Piece(slice(None), slice(None), is_causal), query, held, number)[0]
     out: Tensor = _RingAttention.apply(ring, number, query, *held)
@@ -122,8 +125,9 @@ class _Ring(NamedTuple):
     def attend(self, piece: _Piece, query: Tensor, held: _Held, number: float | None) -> tuple[Tensor, Tensor]:
         """Output and log-sum-exp of a piece."""
         keys, value, log_prior, shifts, variance, mask = held.part(piece.keys)
-        options: dict[str, Any] = {"kernel": self.kernel, "e_step": self.e_step, "is_causal": piece.is_causal}
-        options |= {"variance": number if variance is None else variance, "return_lse": True}
+        options: dict[str, Any] = {"kernel": self.kernel, "e_step": self.e_step}
+        options |= {"is_causal": piece.is_causal, "return_lse": True}
+        options["variance"] = number if variance is None else variance
         options["attn_mask"] = None if mask is None else mask[:, None, None]
         query = query[:, :, piece.queries]
         if shifts is None:
@@ -146,8 +150,7 @@ class _Transfer:
             peers = [distributed.get_global_rank(ring.group, peer) for peer in peers]
         pairs = ((distributed.isend, sent, peers[0]), (distributed.irecv, self._received, peers[1]))
         operations = [
-            # not every transport knows bool
-            distributed.P2POp(function, x.view(torch.uint8) if x.dtype == torch.bool else x, peer, ring.group)
+            distributed.P2POp(function, _as_bytes(x), peer, ring.group)
             for function, some, peer in pairs
             for x in some
             if x is not None
@@ -160,6 +163,11 @@ class _Transfer:
         for request in self._requests:
             request.wait()
         return self._received
+
+
+def _as_bytes(x: Tensor) -> Tensor:
+    """A mask as whole numbers: not every transport knows bool."""
+    return x.view(torch.uint8) if x.dtype == torch.bool else x
 
 
 class _RingAttention(torch.autograd.Function):
@@ -175,7 +183,8 @@ class _RingAttention(torch.autograd.Function):
             piece = ring.piece((ring.rank - step) % ring.ranks, query.shape[2])
             rows = piece.queries
             part, part_lse = ring.attend(piece, query, held, number)
-            merged = merge_attention([(out[:, :, rows], lse[:, :, rows]), (part.to(out.dtype), part_lse)])
+            earlier = out[:, :, rows], lse[:, :, rows]
+            merged = merge_attention([earlier, (part.to(out.dtype), part_lse)])
             out[:, :, rows], lse[:, :, rows] = merged
             if transfer is not None:
                 held = _Held(*transfer.wait())  # type: ignore[arg-type]
@@ -218,11 +227,13 @@ class _RingAttention(torch.autograd.Function):
 def _piece_gradients(
     part: tuple[Tensor, Tensor], grad: Tensor, out: Tensor, lse: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """w_c g and w_c g . (h_c - h): the gradients of h_c and lse_c in h = sum_c exp(lse_c - lse) h_c."""
+    """w_c g and w_c g . (h_c - h), w_c = exp(lse_c - lse).
+
+    They are the gradients of h_c and lse_c in h = sum_c w_c h_c.
+    """
     part_out, part_lse = (x.detach().to(out.dtype) for x in part)
     is_empty = part_lse == -torch.inf
-    weight = (
-        (part_lse.masked_fill(is_empty, 0.0) - lse.masked_fill(is_empty, 0.0)).exp().masked_fill(is_empty, 0.0)
-    )
+    exponent = part_lse.masked_fill(is_empty, 0.0) - lse.masked_fill(is_empty, 0.0)
+    weight = exponent.exp().masked_fill(is_empty, 0.0)
     d_lse = weight * (grad * (part_out - out)).sum(-1)
     return (weight.unsqueeze(-1) * grad).to(part[0].dtype), d_lse.to(part[1].dtype)

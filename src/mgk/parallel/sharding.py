@@ -33,7 +33,8 @@ def shard_sequence(
     chunks = 2 * ranks if zigzag else ranks
     length = x.shape[dim]
     if length % chunks:
-        raise ValueError(f"dimension {dim} of x must be a multiple of {chunks} for {ranks} ranks, got {length}")
+        wanted = f"a multiple of {chunks} for {ranks} ranks"
+        raise ValueError(f"dimension {dim} of x must be {wanted}, got {length}")
     parts = x.chunk(chunks, dim) if length else [x] * chunks
     return torch.cat([parts[rank], parts[-1 - rank]], dim) if zigzag else parts[rank]
 

@@ -252,7 +252,8 @@ def parse_overrides(assignments: Sequence[str]) -> dict[str, Any]:
     for assignment in assignments:
         path, equals, text = assignment.partition("=")
         if not equals or not path.strip():
-            raise RecipeError(f"{assignment!r} is not of the form FIELD=VALUE, such as training.max_steps=100")
+            form = "FIELD=VALUE, such as training.max_steps=100"
+            raise RecipeError(f"{assignment!r} is not of the form {form}")
         try:
             values[path.strip()] = _load_yaml(text)
         except yaml.YAMLError as error:
@@ -295,7 +296,8 @@ def _replace(values: Mapping[str, Any], path: str, value: Any) -> dict[str, Any]
 def _validated(values: Mapping[str, Any], overrides: Mapping[str, Any], where: str) -> Recipe:
     for path, value in overrides.items():
         if path in ("format", "task", "preset"):
-            raise RecipeError(f"{path} is not a field to set: choose the task and the preset themselves")
+            advice = "choose the task and the preset themselves"
+            raise RecipeError(f"{path} is not a field to set: {advice}")
         values = _replace(values, path, value)
     try:
         recipe = Recipe.model_validate(values)

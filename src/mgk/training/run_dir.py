@@ -162,7 +162,8 @@ def finished_recipe(run: Path) -> Recipe:
     """The recipe of a run with a model, or ``RecipeError``."""
     recipe = read_run_recipe(run)
     if not (run / SUMMARY).is_file() or not (run / MODEL).is_dir():
-        raise RecipeError(f"{run}: this run is not finished: go on with mgk train --resume --out {run}")
+        command = f"mgk train --resume --out {run}"
+        raise RecipeError(f"{run}: this run is not finished: go on with {command}")
     return recipe
 
 
@@ -215,11 +216,13 @@ def check_files(run: Path, name: str) -> None:
         try:
             specs = files.verified_specs(source)
         except ValueError as error:
-            errors.append(f"{source}: this cannot be trusted ({error}); {recovery_hint(run, source.name)}")
+            hint = recovery_hint(run, source.name)
+            errors.append(f"{source}: this cannot be trusted ({error}); {hint}")
             continue
         chosen = {path: spec for path, spec in specs.items() if path.startswith(name)}
         for wrong, what in files.wrong_files(run, chosen):
-            raise TrainingError(f"{run / wrong}: this file of the run {what}; {recovery_hint(run, wrong)}")
+            hint = recovery_hint(run, wrong)
+            raise TrainingError(f"{run / wrong}: this file of the run {what}; {hint}")
         return
     if errors:
         raise TrainingError(errors[0])
@@ -246,7 +249,8 @@ def _reading(path: Path, absent: str, invalid: str) -> Iterator[Path]:
     except (FileNotFoundError, NotADirectoryError):
         raise TrainingError(f"{path.parent}: {absent} ({path.name} is missing)") from None
     except (ValueError, KeyError, TypeError) as error:
-        raise TrainingError(f"{path}: {invalid} ({error}); {recovery_hint(path.parent, path.name)}") from None
+        hint = recovery_hint(path.parent, path.name)
+        raise TrainingError(f"{path}: {invalid} ({error}); {hint}") from None
 
 
 @contextmanager

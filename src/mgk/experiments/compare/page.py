@@ -163,15 +163,16 @@ def _caption(comparison: Comparison) -> str:
         interval = f"with the 95% CI over the {comparison.test_examples:,} test examples"
     elif seeds == 1 and comparison.metric == "perplexity":
         interval = "of one seed"
-    values = {"metric": comparison.metric_name, "runs": runs, "interval": interval, "length": comparison.length}
+    values = {"runs": runs, "interval": interval, "length": comparison.length}
     data = f"{comparison.data_label}. " if comparison.data_label else ""
-    return data + text("comparison_table", **values)
+    return data + text("comparison_table", metric=comparison.metric_name, **values)
 
 
 def _sources(comparison: Comparison) -> str:
     """What an interval covers."""
-    within = {"accuracy": "test examples", "bits_per_byte": "blocks of the text"}.get(comparison.metric)
-    return " and ".join([*(["seeds"] if len(comparison.seeds) > 1 else []), *([within] if within else [])])
+    seeds = ["seeds"] if len(comparison.seeds) > 1 else []
+    within = {"accuracy": ["test examples"], "bits_per_byte": ["blocks of the text"]}
+    return " and ".join([*seeds, *within.get(comparison.metric, [])])
 
 
 def _score(comparison: Comparison, result: Result) -> str:
@@ -196,7 +197,8 @@ def _differences(comparison: Comparison) -> list[Markup]:
     intervals, sentences = [], []
     for result in comparison.results[1:]:
         gap = _gap(result)
-        intervals.append((result.title, Interval(factor * gap.estimate, factor * gap.low, factor * gap.high)))
+        scaled = (factor * bound for bound in (gap.estimate, gap.low, gap.high))
+        intervals.append((result.title, Interval(*scaled)))
         sentences.append(f"{result.title}: {verdict(comparison, result)}")
     chart = interval_chart(
         intervals,

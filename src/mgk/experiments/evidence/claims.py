@@ -105,7 +105,8 @@ def compare_pair(
         narrower = (results.difference(task, candidate, baseline, confidence=0.9) for task in informative)
         outcome = decide_better(interval, at_90=mean_of([d for d in narrower if d is not None]), margin=margin)
     if outcome == INCONCLUSIVE:
-        needed = seeds_for(interval, seeds, deciding_half_width(interval, margin, is_comparable=is_comparable))
+        width = deciding_half_width(interval, margin, is_comparable=is_comparable)
+        needed = seeds_for(interval, seeds, width)
         if needed is not None:
             parts.append(f"about {needed:,} seeds would decide it if the estimate stays")
     return Evidence(outcome, f"{names}: {', '.join(parts)}.", interval, unit, seeds)
@@ -186,7 +187,8 @@ def _throughout_training(results: PresetResults) -> Iterator[Evidence]:
         behind = sum(interval.high < 0 for interval in intervals)
         outcome: Outcome = CONFIRMED if ahead == len(steps) else CONTRADICTED if behind else INCONCLUSIVE
         at = f"ahead at {ahead} of {len(steps)} evaluations by the mean over seeds"
-        yield Evidence(outcome, f"{names}: {at}, significantly behind at {behind} (95% CI over seeds).")
+        sentence = f"{names}: {at}, significantly behind at {behind} (95% CI over seeds)."
+        yield Evidence(outcome, sentence)
 
 
 def _analyzed_pairs(

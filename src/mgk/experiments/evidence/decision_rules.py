@@ -123,4 +123,5 @@ class Claim:
             return Verdict(NOT_MEASURED, evidence)
         if set(outcomes) == {CONFIRMED}:
             return Verdict(CONFIRMED, evidence)
-        return Verdict(EQUIVALENT if set(outcomes) <= {CONFIRMED, EQUIVALENT} else INCONCLUSIVE, evidence)
+        is_equivalent = set(outcomes) <= {CONFIRMED, EQUIVALENT}
+        return Verdict(EQUIVALENT if is_equivalent else INCONCLUSIVE, evidence)

@@ -65,7 +65,8 @@ def _by_model(items: Iterable[_Item]) -> _ByModel[_Item]:
     """The last item of each seed, in the order of seeds."""
     groups: dict[tuple[str, ModelSpec], dict[int, _Item]] = {}
     for item in sorted(items, key=lambda item: (item.trial.task, item.trial.model.slug, item.trial.seed)):
-        groups.setdefault((item.trial.task, item.trial.model), {})[item.trial.seed] = item
+        trial = item.trial
+        groups.setdefault((trial.task, trial.model), {})[trial.seed] = item
     return {key: list(by_seed.values()) for key, by_seed in groups.items()}
 
 

@@ -142,7 +142,9 @@ def _help(several: bool, precision: Precision) -> Markup:
         keys.append(("c", "next component"))
     keys.append(("+ − 0", "zoom, when the map has the focus"))
     rows = [(Markup("<kbd>{}</kbd>").format(key), meaning) for key, meaning in keys]
-    floor = f"; those below {precision.floor:.0%} of the largest are left out" if precision.floor else ""
+    floor = ""
+    if precision.floor:
+        floor = f"; those below {precision.floor:.0%} of the largest are left out"
     texts = [html.paragraph(text("explorer_weights", levels=precision.levels, floor=floor))]
     if several:
         texts.append(html.paragraph(text("explorer_components")))

@@ -308,7 +308,8 @@ def _late_change_text(trial: TrialResult, change: float) -> str:
     split, metric = trial.recipe.evaluation.split, trial.summary.metric
     size = f"{100 * change:+.1f} points" if metric == "accuracy" else f"{change:+.2f}"
     name = metric.replace("_", " ")
-    return f"over the last quarter of training {split} {name} changed by {size.replace('-', '−')}, mean of all trials."
+    size = f"{size.replace('-', '−')}, mean of all trials"
+    return f"over the last quarter of training {split} {name} changed by {size}."
 
 
 def _has_several_recipes(trials: Sequence[TrialResult]) -> bool:

@@ -186,7 +186,8 @@ def _origin(artifacts: Artifacts) -> list[Markup]:
         html.code_block(f"mgk reproduce all --preset {artifacts.results.preset}\nmgk report"),
         *(
             html.details(
-                f"The recipe of {trial.data.label}, {trial.trial.model.title}; the others differ in model and seed",
+                f"The recipe of {trial.data.label}, {trial.trial.model.title};"
+                " the others differ in model and seed",
                 html.code_block(trial.recipe.to_yaml()),
             )
             for trial in by_task.values()

@@ -46,12 +46,10 @@ def _validated(pieces: Iterable[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Te
         validation.tensor(f"pieces[{number}][1]", lse, "BHL")
         first = checked[0][0]
         if out.shape != first.shape or out.dtype != first.dtype:
-            raise ValueError(
-                f"pieces[{number}][0] must be {first.dtype} of shape {tuple(first.shape)} as the first,"
-                f" got {out.dtype} of shape {tuple(out.shape)}"
-            )
+            wanted = f"{first.dtype} of shape {tuple(first.shape)} as the first"
+            got = f"{out.dtype} of shape {tuple(out.shape)}"
+            raise ValueError(f"pieces[{number}][0] must be {wanted}, got {got}")
         if lse.shape != out.shape[:3]:
-            raise ValueError(
-                f"pieces[{number}][1] must have shape (B, H, L) = {tuple(out.shape[:3])}, got {tuple(lse.shape)}"
-            )
+            wanted = f"shape (B, H, L) = {tuple(out.shape[:3])}"
+            raise ValueError(f"pieces[{number}][1] must have {wanted}, got {tuple(lse.shape)}")
     return checked
