@@ -293,6 +293,9 @@ def test_masks_are_ones_and_zeros_of_any_dtype_and_additive_ones_raise(cls):
             model(ids, attention_mask=additive)
     with pytest.raises(ValueError, match="not additive, got -inf"):
         model(ids, attention_mask=torch.zeros(2, 5).masked_fill(mask == 0, -torch.inf))
+    for other in (mask * 2, mask * 0.5, mask.float().masked_fill(mask == 0, torch.nan)):
+        with pytest.raises(ValueError, match=r"attention_mask must be 1 for real .* got (2|0.5|nan)"):
+            model(ids, attention_mask=other)
 
 
 POSITIONS = ("learned", "sinusoidal", "rotary", "none")

@@ -491,21 +491,23 @@ class TokenPlaces:
         """Bool (B, number of keys), True for real tokens."""
         if attention_mask is None:
             return None
-        got, wanted = tuple(attention_mask.shape), (self.batch, self.num_keys)
-        if got != wanted and self.static is not None:
+        shape, wanted = tuple(attention_mask.shape), (self.batch, self.num_keys)
+        if shape != wanted and self.static is not None:
             wanted = (self.batch, self.static.length + self.length)
-        if got != wanted:
-            raise ValueError(f"attention_mask must have shape (B, past + L) = {wanted}, got {got}")
+        if shape != wanted:
+            raise ValueError(f"attention_mask must have shape (B, past + L) = {wanted}, got {shape}")
         # no query sees the places that are still empty
-        attention_mask = pad(attention_mask, (0, self.num_keys - got[1]), value=1)
+        attention_mask = pad(attention_mask, (0, self.num_keys - shape[1]), value=1)
         if attention_mask.dtype == torch.bool:
             return attention_mask
         # reading whole numbers would wait for the device at every token
         is_cheap = attention_mask.is_floating_point() or attention_mask.device.type == "cpu"
-        if is_cheap and is_plain(attention_mask) and bool((attention_mask < 0).any()):
-            least = attention_mask.min().item()
-            meaning = "1 for real tokens and 0 for padding, not additive"
-            raise ValueError(f"attention_mask must be {meaning}, got {least}")
+        if is_cheap and is_plain(attention_mask):
+            other = (attention_mask != 0) & (attention_mask != 1)
+            if other.any():
+                meaning = "1 for real tokens and 0 for padding, not additive"
+                got = attention_mask[other].min().item()
+                raise ValueError(f"attention_mask must be {meaning}, got {got}")
         return attention_mask.bool()
 
     def positions(self, key_mask: Tensor | None) -> Tensor:
