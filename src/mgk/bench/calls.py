@@ -144,7 +144,8 @@ def work(forward: Callable[[], Tensor], leaves: Sequence[Tensor], passes: Passes
     """The forward without a graph, or with gradients."""
     if passes == "forward":
         return torch.no_grad()(forward)
-    return lambda: torch.autograd.grad(forward(), leaves, torch.ones_like(leaves[0]))
+    grad = torch.ones_like(leaves[0])
+    return lambda: torch.autograd.grad(forward(), leaves, grad)
 
 
 def variant_work(name: str, x: Inputs, passes: Passes, **options: Any) -> Work:
