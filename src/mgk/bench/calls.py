@@ -85,18 +85,28 @@ def make_inputs(
 
 def attend(name: str, x: Inputs, **options: Any) -> Any:
     """The output of a variant; ``options`` are those of the public function."""
+    return prepared(name, x, **options)()
+
+
+def prepared(name: str, x: Inputs, **options: Any) -> Callable[[], Any]:
+    """:func:`attend`, without what is not of the call itself."""
     spec = spec_of(name)
-    if spec.is_shifted and not spec.is_linear:
+    if not spec.is_linear:
         options = {"e_step": "hard" if name.endswith(HARD) else "soft", **options}
-        return shifted_mixture_attention(x.query, x.key, x.shifts, x.value, x.log_prior, **options)
-    keys, log_prior = x.components(name)
-    if spec.is_linear:
+        if not spec.is_shifted:
+            options = {"kernel": "gaussian" if spec.is_mixture else "dot", **options}
+    if spec.is_shifted and not spec.is_linear:
+        inputs = (x.query, x.key, x.shifts, x.value, x.log_prior)
+        return partial(shifted_mixture_attention, *inputs, **options)
+
+    def run() -> Any:
+        keys, log_prior = x.components(name)
+        if not spec.is_linear:
+            return mixture_attention(x.query, keys, x.value, log_prior, **options)
         keys = keys + x.shifts[None, :, :, None] if spec.is_shifted else keys
         return linear_mixture_attention(x.query, keys, x.value, log_prior, **options)
-    e_step: Any = "hard" if name.endswith(HARD) else "soft"
-    kernel: Any = "gaussian" if spec.is_mixture else "dot"
-    options = {"kernel": kernel, "e_step": e_step, **options}
-    return mixture_attention(x.query, keys, x.value, log_prior, **options)
+
+    return run
 
 
 def softmax_baseline(x: Inputs, passes: Passes, **options: Any) -> Work:
@@ -134,12 +144,13 @@ def work(forward: Callable[[], Tensor], leaves: Sequence[Tensor], passes: Passes
     """The forward without a graph, or with gradients."""
     if passes == "forward":
         return torch.no_grad()(forward)
-    return lambda: torch.autograd.grad(forward(), leaves, torch.ones_like(leaves[0]))
+    grad = torch.ones_like(leaves[0])
+    return lambda: torch.autograd.grad(forward(), leaves, grad)
 
 
 def variant_work(name: str, x: Inputs, passes: Passes, **options: Any) -> Work:
     """The work of a variant."""
-    return work(lambda: attend(name, x, **options), x.leaves(name), passes)
+    return work(prepared(name, x, **options), x.leaves(name), passes)
 
 
 def require_kernels() -> None:

@@ -13,16 +13,23 @@ struct Backward {
     const AttentionParams& p;
     const int64_t L, M, splits;
     const int64_t biases, moments;    // of a query: numbers to sum for query_bias and for score_affine
-    Buffer<T> query, grad, delta;     // [query head][L]: padded rows; grad and delta divided by row_sum
-    Buffer<T> d_query, d_query_bias;  // [split][query head]
+    const bool pads;                  // whether features are no whole vectors
+    Buffer<T> padded_query;           // [query head][L], where it pads
+    Buffer<T> grad, delta;            // [query head][L]: padded rows; divided by row_sum
+    Buffer<T> d_query_sums;           // [split][query head][L]: padded rows, if there are splits or padding
+    Buffer<T> d_query_bias;           // [split][query head]
+    const T* const query;             // in padded rows
+    T* const d_query;
     Buffer<double> moment_sums;       // [split][query head][L][M][MOMENTS]
 
     Backward(const Tiles<T>& tiles, ScoreGradients* score_gradients)
         : t(tiles), score_gradients(score_gradients), p(t.p), L(t.L), M(t.M), splits(num_splits(t)),
           biases(p.is_shared ? M : 0), moments(p.d_score_affine ? M * MOMENTS : 0),
-          query(t.query_heads * L * t.feature_stride), grad(t.query_heads * L * t.value_stride),
-          delta(t.query_heads * L), d_query(splits * t.query_heads * L * t.feature_stride),
-          d_query_bias(splits * t.query_heads * biases * L + 1),
+          pads(t.feature_stride != t.F), padded_query(pads ? t.query_heads * L * t.feature_stride : 1),
+          grad(t.query_heads * L * t.value_stride), delta(t.query_heads * L),
+          d_query_sums(pads || splits > 1 ? splits * t.query_heads * L * t.feature_stride : 1),
+          d_query_bias(splits * t.query_heads * biases * L + 1), query(pads ? padded_query : t.query_of(0)),
+          d_query(pads || splits > 1 ? d_query_sums : static_cast<T*>(p.d_query)),
           moment_sums(splits * t.query_heads * L * moments + 1) {}
 
     static int64_t num_splits(const Tiles<T>& t) {
@@ -40,14 +47,14 @@ struct Backward {
 
     // Pads the queries and gradients of a query head, and takes delta_i = g_i . h_i - dlse_i.
     void prepare(int64_t head) const {
-        copy_rows(t.query_of(head), L, t.F, query + head * L * t.feature_stride, t.feature_stride, L);
-        copy_rows(static_cast<const T*>(p.grad) + head * L * t.E, L, t.E, grad + head * L * t.value_stride,
-                  t.value_stride, L);
+        if (pads)
+            copy_rows(t.query_of(head), L, t.F, padded_query + head * L * t.feature_stride, t.feature_stride, L);
         // dP, delta and dv are linear in the gradient: divided by row_sum here, no weight needs to be
         for (int64_t q = head * L; q < (head + 1) * L; ++q) {
             const T inverse = T(1) / static_cast<const T*>(p.row_sum)[q];
             const T* out = static_cast<const T*>(p.out) + q * t.E;
             T* row = grad + q * t.value_stride;
+            copy_rows(static_cast<const T*>(p.grad) + q * t.E, 1, t.E, row, t.value_stride, 1);
             for (int64_t e = 0; e < t.value_stride; e += Simd<T>::W) store<T>(row + e, load<T>(row + e) * inverse);
             delta[q] = T(dot_in_double(row, out, t.E) - d_lse_of(q) * double(inverse));
         }
@@ -83,7 +90,7 @@ struct Backward {
         set_zero<T>(s.d_key_bias_of_rows, M * KEYS);
         if (t.is_live[t.index(head, tile)]) {
             transpose_rows<T>(t.value_of(head, tile), count, t.E, 1, s.values_t, KEYS);
-            for (int64_t r = 0; r < t.products; ++r)
+            for (int64_t r = 0; pads && r < t.products; ++r)
                 copy_rows<T>(t.keys_of(head, r, tile), count, t.F, s.keys + r * KEYS * stride, stride, KEYS);
             for (int64_t query_head = head * p.group; query_head < (head + 1) * p.group; ++query_head) {
                 point_to(s, query_head, split);
@@ -109,18 +116,33 @@ struct Backward {
         const int64_t rows = x.queries.count, first = x.queries.head * L + x.queries.first, stride = t.feature_stride;
         const T* g = grad + first * t.value_stride;
         const T zeros[KEYS] = {};
-        product<T>(rows, KEYS, t.E, g, t.value_stride, 1, s.values_t, KEYS, s.d_weights, KEYS, zeros);
+        for (int64_t n = 0; n < x.num_strips; ++n) {
+            const auto [row, count, key, keys] = x.strips[n];
+            product<T>(count, keys, t.E, g + row * t.value_stride, t.value_stride, 1, s.values_t + key, KEYS,
+                       s.d_weights + row * KEYS + key, KEYS, zeros);
+        }
         const int64_t components = score_gradients(x, s, static_cast<const T*>(p.row_max) + first, delta + first);
         // dv_j = sum_i (sum_r P_ijr) g_i
-        product<T>(KEYS, t.value_stride, rows, s.weights, 1, KEYS, g, t.value_stride, s.d_values, t.value_stride,
-                   nullptr);
+        for (int64_t n = 0; n < x.num_columns; ++n) {
+            const auto [row, count, key, keys] = x.columns[n];
+            product<T>(keys, t.value_stride, count, s.weights + row * KEYS + key, 1, KEYS, g + row * t.value_stride,
+                       t.value_stride, s.d_values + key * t.value_stride, t.value_stride, nullptr);
+        }
         if (p.is_shared && components > 1) sum_components(s.scores, rows, components);
         for (int64_t r = 0; r < t.products; ++r) {
             const T* ds = s.scores + r * QUERIES * KEYS;
-            product<T>(rows, stride, KEYS, ds, KEYS, 1, s.keys + r * KEYS * stride, stride,
-                       s.d_query + x.queries.first * stride, stride, nullptr);
-            product<T>(KEYS, stride, rows, ds, 1, KEYS, query + first * stride, stride, s.d_keys + r * KEYS * stride,
-                       stride, nullptr);
+            const T* keys = pads ? s.keys + r * KEYS * stride : t.keys_of(x.queries.head / p.group, r, x.tile);
+            for (int64_t n = 0; n < x.num_strips; ++n) {
+                const Block strip = x.strips[n];
+                product<T>(strip.rows, stride, x.num_keys_of(strip), ds + strip.row * KEYS + strip.key, KEYS, 1,
+                           keys + strip.key * stride, stride, s.d_query + (x.queries.first + strip.row) * stride,
+                           stride, nullptr);
+            }
+            for (int64_t n = 0; n < x.num_columns; ++n) {
+                const auto [row, count, key, width] = x.columns[n];
+                product<T>(width, stride, count, ds + row * KEYS + key, 1, KEYS, query + (first + row) * stride, stride,
+                           s.d_keys + (r * KEYS + key) * stride, stride, nullptr);
+            }
         }
     }
 
@@ -134,7 +156,7 @@ struct Backward {
     }
 
     void sum_ranges(int64_t head) const {
-        sum_rows(d_query, t.feature_stride, t.F, head * L, static_cast<T*>(p.d_query));
+        if (d_query != p.d_query) sum_rows(d_query, t.feature_stride, t.F, head * L, static_cast<T*>(p.d_query));
         if (biases) sum_rows(d_query_bias, biases, biases, head * L, static_cast<T*>(p.d_query_bias));
         if (p.d_score_affine)
             for (int64_t i = 0; i < L; ++i) affine_gradient(head, i);

@@ -58,9 +58,20 @@ void copy_unpadded(const T* from, int64_t rows, int64_t stride, int64_t width, T
 // Rows [rows, width], times a factor, as columns [width, columns]; columns from `rows` on are 0.
 template <typename T>
 void transpose_rows(const T* from, int64_t rows, int64_t width, T factor, T* to, int64_t columns) {
+    constexpr int W = Simd<T>::W;
+    const int64_t whole_rows = rows / W * W, whole_width = width / W * W;
+    for (int64_t j = 0; j < whole_rows; j += W)
+        for (int64_t d = 0; d < whole_width; d += W) {
+            Vec<T> block[W];
+#pragma GCC unroll 16
+            for (int i = 0; i < W; ++i) block[i] = load<T>(from + (j + i) * width + d) * factor;
+            transpose<T, 1>(block, std::make_integer_sequence<int, W>());
+#pragma GCC unroll 16
+            for (int i = 0; i < W; ++i) store<T>(to + (d + i) * columns + j, block[i]);
+        }
     for (int64_t d = 0; d < width; ++d) {
         T* target = to + d * columns;
-        for (int64_t j = 0; j < rows; ++j) target[j] = from[j * width + d] * factor;
+        for (int64_t j = d < whole_width ? whole_rows : 0; j < rows; ++j) target[j] = from[j * width + d] * factor;
         for (int64_t j = rows; j < columns; ++j) target[j] = 0;
     }
 }

@@ -15,24 +15,29 @@ void forward_tile(const Tiles<T>& t, const QueryTile<T>& queries) {
         const bool is_factored = SCORING == Scoring::FACTORED && x.is_factored;
         int64_t components = tile_scores<SCORING, T>(x, scores);
         if (HARD && components > 1) max_over_components<T>(scores, queries.count, components), components = 1;
-        for (int64_t i = 0; i < queries.count; ++i) {
-            T* row = scores + i * KEYS;
-            const V high = SCORING == Scoring::MAXIMUM ? add_relative_max(x, i, row) : lane_max(row, components);
-            raise_row_max<T>(high, row_max[i], row_sum[i], out + i * t.value_stride, t.value_stride);
-            const T finite_max = row_max[i] == NEG_INF<T> ? T(0) : row_max[i];  // no key yet: weights 2^(-inf - 0)
-            if (is_factored)
-                row_sum[i] += factored_weights(x, i, row, finite_max);
-            else if (components == 2)
-                row_sum[i] += component_weights<2>(row, finite_max, components);
-            else
-                row_sum[i] += component_weights<0>(row, finite_max, components);
-            if (t.p.dropout_threshold) {
-                dropout_factors(x, i, factors);
-                multiply_row(row, factors);
+        for (int64_t n = 0; n < x.num_strips; ++n) {
+            const Block strip = x.strips[n];
+            for (int64_t i = strip.row; i < strip.row + strip.rows; ++i) {
+                T* row = scores + i * KEYS;
+                const V high = SCORING == Scoring::MAXIMUM ? add_relative_max(x, strip, i, row)
+                                                           : lane_max(strip, row, components);
+                raise_row_max<T>(high, row_max[i], row_sum[i], out + i * t.value_stride, t.value_stride);
+                const T finite_max = row_max[i] == NEG_INF<T> ? T(0) : row_max[i];  // no key yet: weights 2^(-inf - 0)
+                if (is_factored)
+                    row_sum[i] += factored_weights(x, strip, i, row, finite_max);
+                else if (components == 2)
+                    row_sum[i] += component_weights<2>(strip, row, finite_max, components);
+                else
+                    row_sum[i] += component_weights<0>(strip, row, finite_max, components);
+                if (t.p.dropout_threshold) {
+                    dropout_factors(x, i, factors);
+                    multiply_row(row, factors);
+                }
             }
+            product<T>(strip.rows, t.value_stride, x.num_keys_of(strip), scores + strip.row * KEYS + strip.key, KEYS, 1,
+                       t.padded_value_of(queries.head / t.p.group, tile) + strip.key * t.value_stride, t.value_stride,
+                       out + strip.row * t.value_stride, t.value_stride, nullptr);
         }
-        product<T>(queries.count, t.value_stride, KEYS, scores, KEYS, 1, t.values + x.at * KEYS * t.value_stride,
-                   t.value_stride, out, t.value_stride, nullptr);
     }
     for (int64_t i = 0; i < queries.count; ++i) {
         const int64_t q = queries.head * t.L + queries.first + i;

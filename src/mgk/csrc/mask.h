@@ -24,17 +24,21 @@ void add_mask(const ScoreTile<T>& x, T* scores, int64_t components) {
     }
 }
 
-// -inf for the keys of the tile that are not among those that each query sees.
+// -inf for the keys of a strip that are not among those that each query sees.
 template <typename T>
-void cut_range(const ScoreTile<T>& x, T* scores, int64_t components) {
-    for (int64_t i = 0; i < x.queries.count; ++i) {
-        const KeyRange seen = x.t.keys_seen(x.queries.head, x.queries.first + i);
-        const int64_t first = min_of(KEYS, max_of<int64_t>(0, seen.first - x.tile * KEYS));
-        const int64_t last = max_of<int64_t>(0, seen.last - x.tile * KEYS);
-        for (int64_t r = 0; r < components; ++r) {
-            T* row = scores + (r * QUERIES + i) * KEYS;
-            for (int64_t j = 0; j < first; ++j) row[j] = NEG_INF<T>;
-            for (int64_t j = last; j < KEYS; ++j) row[j] = NEG_INF<T>;
+void cut_range(const ScoreTile<T>& x, const Block& strip, T* scores, int64_t components) {
+    using V = Vec<T>;
+    T places[KEYS];
+    for (int64_t j = 0; j < KEYS; ++j) places[j] = T(j);
+    for (int64_t i = strip.row; i < strip.row + strip.rows; ++i) {
+        const KeyRange seen = x.keys_seen(i);
+        const V first = splat<T>(T(seen.first)), last = splat<T>(T(seen.last));
+        for (int64_t v = strip.key; v < strip.key + strip.keys; v += Simd<T>::W) {
+            const auto is_seen = (load<T>(places + v) >= first) & (load<T>(places + v) < last);
+            for (int64_t r = 0; r < components; ++r) {
+                T* row = scores + (r * QUERIES + i) * KEYS + v;
+                store<T>(row, is_seen ? load<T>(row) : splat<T>(NEG_INF<T>));
+            }
         }
     }
 }
@@ -44,8 +48,5 @@ void apply_masks(const ScoreTile<T>& x, T* scores, int64_t components) {
     const AttentionParams& p = x.t.p;
     if (p.mask && p.mask_is_bool) add_mask<true>(x, scores, components);
     if (p.mask && !p.mask_is_bool) add_mask<false>(x, scores, components);
-    // both ends grow with i: the last query has the last first key
-    const int64_t first = x.t.keys_seen(x.queries.head, x.queries.first + x.queries.count - 1).first;
-    const int64_t last = x.t.keys_seen(x.queries.head, x.queries.first).last;
-    if (first > x.tile * KEYS || last < min_of(x.t.S, (x.tile + 1) * KEYS)) cut_range(x, scores, components);
+    for (int64_t s = 0; x.is_cut && s < x.num_strips; ++s) cut_range(x, x.strips[s], scores, components);
 }

@@ -47,19 +47,19 @@ struct Mixture {
     using T = std::conditional_t<std::is_same<E, double>::value, double, float>;
 
     const MixtureParams& p;
-    const bool is_segment;
+    const bool is_segment, copies_value;
     const int64_t first_head, heads, start, threads, G, M, L, S, D, products;
     const T inverse;                      // 1 / sigma^2
-    Buffer<T> query, keys, value;         // [head][G][L][D], [head][products][S][D], [head][S][E]
+    Buffer<T> query, keys, value;         // [head][G][L][D], [head][products][S][D], [head][S][E] if copied
     Buffer<T> biases_of_query, key_bias;  // [head][G][M][L] if shifted, [head][M][S]
     Buffer<T> shifts;                     // [head][M][D], less their mean
 
     Mixture(const MixtureParams& params, const Piece& piece, int64_t threads)
-        : p(params), is_segment(piece.length < p.num_keys), first_head(piece.first_head), heads(piece.heads),
+        : p(params), is_segment(piece.length < p.num_keys), copies_value(!reads_value(params)), first_head(piece.first_head), heads(piece.heads),
           start(piece.start), threads(threads), G(p.group), M(p.num_components),
           L(is_segment ? piece.length : p.num_queries), S(piece.length), D(p.key_width), products(p.shifts ? 1 : M), inverse(T(1 / p.variance)),
           query(heads * G * L * D),
-          keys(heads * products * S * D), value(heads * S * p.value_width),
+          keys(heads * products * S * D), value(copies_value ? heads * S * p.value_width : 1),
           biases_of_query(p.shifts ? heads * G * M * L : 1), key_bias(heads * M * S), shifts(p.shifts ? heads * M * D : 1) {
         for_all(heads, threads, [&](int64_t head) { set_features(head); });
     }
@@ -76,6 +76,7 @@ struct Mixture {
         }
         a.is_double = std::is_same<T, double>::value;
         a.query = query, a.keys = keys, a.key_bias = key_bias, a.value = value;
+        if (!copies_value) a.value = static_cast<const E*>(p.value) + first_key() * p.value_width;
         if (p.shifts) a.query_bias = biases_of_query;
         if (p.mask && !p.is_key_mask) {
             const int64_t at = batch_of(0) * p.mask_strides[0] + head_of(0) * G * p.mask_strides[1] +
@@ -102,16 +103,20 @@ struct Mixture {
 
     // d_shifts [head][M][D] and d_prior [head][M], where positions share it, are for the caller to sum.
     void backward(double* d_shifts, double* d_prior) const {
-        Buffer<T> d_query(heads * G * L * D), d_keys(heads * products * S * D), d_key_bias(heads * M * S);
-        Buffer<T> d_biases_of_query(p.shifts ? heads * G * M * L : 1), d_value(heads * S * p.value_width);
+        const int64_t E_ = p.value_width;
+        // a segment's keys are in one place where there is one component
+        Result d_query(p.d_query, first_row() * D, heads * G * L * D);
+        Result d_keys(p.d_keys, first_key() * products * D, heads * products * S * D, !is_segment || products == 1);
+        Result d_value(p.d_value, first_key() * E_, heads * S * E_);
+        Buffer<T> d_key_bias(heads * M * S), d_biases_of_query(p.shifts ? heads * G * M * L : 1);
         AttentionParams a = features();
-        a.grad = static_cast<const T*>(p.grad) + first_row() * p.value_width;
-        a.d_query = d_query, a.d_keys = d_keys, a.d_key_bias = d_key_bias, a.d_value = d_value;
+        a.grad = static_cast<const T*>(p.grad) + first_row() * E_;
+        a.d_query = d_query.data, a.d_keys = d_keys.data, a.d_key_bias = d_key_bias, a.d_value = d_value.data;
         if (p.shifts) a.d_query_bias = d_biases_of_query;
         run(a, Mode::BACKWARD);
         for_all(heads, threads, [&](int64_t head) {
-            T* dq = d_query + head * G * L * D;
-            T* dk = d_keys + head * products * S * D;
+            T* dq = d_query.data + head * G * L * D;
+            T* dk = d_keys.data + head * products * S * D;
             const T* d_bias = d_key_bias + head * M * S;
             const T* d_query_bias = d_biases_of_query + (p.shifts ? head * G * M * L : 0);
             if (p.shifts) {
@@ -121,19 +126,40 @@ struct Mixture {
             }
             for (int64_t x = 0; x < G * L * D; ++x) dq[x] *= inverse;
             if (a.d_lse && !p.is_dot) through_norms(head, a, dq);
-            const int64_t first = (first_head + head) * products, E_ = p.value_width;
-            round(dq, G * L * D, p.d_query, (first_row() + head * G * L) * D);
-            for (int64_t r = 0; r < products; ++r)
+            const int64_t first = (first_head + head) * products;
+            if (!d_query.is_direct) round(dq, G * L * D, p.d_query, (first_row() + head * G * L) * D);
+            for (int64_t r = 0; !d_keys.is_direct && r < products; ++r)
                 round(dk + r * S * D, S * D, p.d_keys, ((first + r) * p.num_keys + start) * D);
-            round<T>(d_value + head * S * E_, S * E_, p.d_value, ((first_head + head) * p.num_keys + start) * E_);
+            if (!d_value.is_direct)
+                round<T>(d_value.data + head * S * E_, S * E_, p.d_value, first_key() * E_ + head * S * E_);
             if (p.d_log_prior) prior_gradient(head, d_query_bias, d_bias, d_prior + head * M);
         });
     }
 
   private:
+    // A gradient: in its place, or in a buffer where it is to be rounded or moved.
+    struct Result {
+        const bool is_direct;
+        const Buffer<T> buffer;
+        T* const data;
+
+        Result(void* to, int64_t first, int64_t size, bool is_whole = true)
+            : is_direct(is_whole && std::is_same<E, T>::value), buffer(is_direct ? 1 : size),
+              data(is_direct ? static_cast<T*>(to) + first : buffer) {}
+    };
+
+    // Whether the values can be read where they lie: contiguous, and none of a dead key.
+    static bool reads_value(const MixtureParams& p) {
+        const int64_t* strides = p.value_strides;
+        const bool may_be_dead = (p.mask && p.is_key_mask) || (p.log_prior && p.log_prior_strides[3] != 0);
+        return std::is_same<E, T>::value && !may_be_dead && strides[2] == p.value_width &&
+               strides[1] == p.num_keys * strides[2] && strides[0] == p.num_heads * strides[1];
+    }
+
     int64_t batch_of(int64_t head) const { return (first_head + head) / p.num_heads; }
     int64_t head_of(int64_t head) const { return (first_head + head) % p.num_heads; }
     int64_t first_row() const { return first_head * G * p.num_queries + start; }  // of the queries of all heads
+    int64_t first_key() const { return first_head * p.num_keys + start; }         // of the keys of all heads
     T* keys_of(int64_t head) const { return keys + head * products * S * D; }
 
     template <int N>
@@ -248,10 +274,13 @@ struct Mixture {
     void set_median(const E* from, const T* bias, T* centre) const {
         const int64_t step = max_of<int64_t>(1, S / MEDIAN_SAMPLE);
         Buffer<T> sample(ceil_div(S, step));
+        std::vector<int64_t> live;
+        for (int64_t j = 0; j < S; j += step)
+            if (is_live(bias, j)) live.push_back(j);
         for (int64_t d = 0; d < D; ++d) {
             int64_t count = 0;
-            for (int64_t j = 0; j < S; j += step) {
-                const T x = is_live(bias, j) ? widen(from[j * p.key_strides[3] + d]) : NEG_INF<T>;
+            for (const int64_t j : live) {
+                const T x = widen(from[j * p.key_strides[3] + d]);
                 if (std::isfinite(x)) sample[count++] = x;
             }
             if (count == 0) continue;
@@ -271,8 +300,8 @@ struct Mixture {
             for (int64_t r = 0; r < M; ++r) half_shift[r] = dot(shift + r * D, shift + r * D, D) / 2;
         for (int64_t j = 0; j < S; ++j) {
             const bool live = is_live(bias, j);  // what a dead key and its value hold is not read
-            T* to_value = value + (head * S + j) * E_;
-            copy_row(values + j * p.value_strides[2], live ? E_ : 0, E_, to_value);
+            if (copies_value)
+                copy_row(values + j * p.value_strides[2], live ? E_ : 0, E_, value + (head * S + j) * E_);
             for (int64_t r = 0; r < products; ++r) {
                 T* y = keys_of(head) + (r * S + j) * D;
                 copy_row(from + r * p.key_strides[2] + j * p.key_strides[3], live ? D : 0, D, y);
@@ -314,32 +343,33 @@ struct Mixture {
     // Through query_bias_ir = x_i . b_r and key_bias_jr = -|y_j + b_r|^2 / (2 sigma^2). A shift's gradient is summed over
     // some rows, then in double.
     void through_shifts(int64_t head, T* dq, T* dk, const T* d_query_bias, const T* d_bias, double* d_shift) const {
-        Buffer<T> sums(D);
-        set_zero(sums + 0, D);
-        for (int64_t r = 0; r < M; ++r) {
-            const T* b = shifts + (head * M + r) * D;
-            for (int64_t d = 0; d < D; ++d) d_shift[r * D + d] = 0;
-            for (int64_t q = 0; q < G * L; ++q) {
+        Buffer<T> sums(M * D);
+        set_zero(sums + 0, M * D);
+        for (int64_t x = 0; x < M * D; ++x) d_shift[x] = 0;
+        const T* b = shifts + head * M * D;
+        for (int64_t q = 0; q < G * L; ++q) {
+            for (int64_t r = 0; r < M; ++r) {
                 const T g = d_query_bias[(q / L * M + r) * L + q % L];
-                add_scaled(dq + q * D, b, g, D);
-                add_scaled(sums + 0, query + (head * G * L + q) * D, g, D);
-                if (q % ROWS_PER_SUM == ROWS_PER_SUM - 1 || q == G * L - 1) move_to_double(sums, d_shift + r * D);
+                const T* x = query + (head * G * L + q) * D;
+                add_scaled(dq + q * D, b + r * D, g, D);
+                add_scaled(sums + r * D, x, g, D);
             }
-            for (int64_t j = 0; j < S; ++j) {
+            if (q % ROWS_PER_SUM == ROWS_PER_SUM - 1 || q == G * L - 1) move_to_double(sums, d_shift);
+        }
+        for (int64_t j = 0; j < S; ++j) {
+            const T* y = keys_of(head) + j * D;
+            for (int64_t r = 0; r < M; ++r) {
                 const T g = -d_bias[r * S + j] * inverse;
-                const T* y = keys_of(head) + j * D;
-                add_scaled(dk + j * D, y, g, D);
-                add_scaled(dk + j * D, b, g, D);
-                add_scaled(sums + 0, y, g, D);
-                add_scaled(sums + 0, b, g, D);
-                if (j % ROWS_PER_SUM == ROWS_PER_SUM - 1 || j == S - 1) move_to_double(sums, d_shift + r * D);
+                add_scaled_sum(dk + j * D, y, b + r * D, g, D);
+                add_scaled_sum(sums + r * D, y, b + r * D, g, D);
             }
+            if (j % ROWS_PER_SUM == ROWS_PER_SUM - 1 || j == S - 1) move_to_double(sums, d_shift);
         }
     }
 
     void move_to_double(T* from, double* to) const {
-        for (int64_t d = 0; d < D; ++d) to[d] += double(from[d]);
-        set_zero(from, D);
+        for (int64_t x = 0; x < M * D; ++x) to[x] += double(from[x]);
+        set_zero(from, M * D);
     }
 
     template <typename From>
@@ -370,8 +400,8 @@ struct Mixture {
     }
 };
 
-// Many short heads, or segments of some length, are calls of their own, each in the cache of one thread; otherwise the
-// threads share each head.
+// Many short heads, as many heads for each thread, or segments of some length are calls of their own, each of one thread;
+// otherwise the threads share each head.
 inline std::vector<Piece> pieces_of(const MixtureParams& p) {
     constexpr int64_t SHORT = 1 << 16;  // elements of a piece's keys
     constexpr int64_t FILLING = 32;     // positions: tiles of shorter segments would be empty for the most part
@@ -386,10 +416,17 @@ inline std::vector<Piece> pieces_of(const MixtureParams& p) {
                 are_short = end - start <= longest;
             }
         const int64_t count = pieces.size();
-        if (are_short && count >= 2 * p.num_threads && count * FILLING <= heads * S) return pieces;
+        if (are_short && count >= 2 * p.num_threads && count * FILLING <= heads * S) {
+            // the longest first: the threads end together
+            const auto is_longer = [](const Piece& a, const Piece& b) { return a.length > b.length; };
+            std::stable_sort(pieces.begin(), pieces.end(), is_longer);
+            return pieces;
+        }
         pieces.clear();
     }
-    if (S > longest || heads < 2 * p.num_threads) return {{0, heads, 0, S}};
+    // whole heads for each thread: its scratch is small, and no thread waits for another
+    const bool is_even = heads % p.num_threads == 0;
+    if (!is_even && (S > longest || heads < 2 * p.num_threads)) return {{0, heads, 0, S}};
     for (int64_t head = 0; head < heads; ++head) pieces.push_back({head, 1, 0, S});
     return pieces;
 }

@@ -28,6 +28,7 @@ double run_part(Part part, int64_t rounds, int64_t threads, int64_t width) {
         for (int64_t x = 0; x < KEYS * stride; ++x) columns[x] = 1;
         for (int64_t x = 0; x < QUERIES * KEYS; ++x) scores[x] = 0;
         const float zeros[KEYS] = {};
+        const Block all{0, QUERIES, 0, KEYS};
         float row_max[QUERIES];
         Vec<float> row_sum[QUERIES] = {};
         for (int64_t k = 0; k < rounds; ++k) {
@@ -38,8 +39,8 @@ double run_part(Part part, int64_t rounds, int64_t threads, int64_t width) {
             else
                 for (int64_t i = 0; i < QUERIES; ++i) {
                     float* row = scores + i * KEYS;
-                    row_max[i] = largest_lane<float>(lane_max<float>(row, 1));
-                    row_sum[i] += component_weights<1>(row, row_max[i], 1);
+                    row_max[i] = largest_lane<float>(lane_max<float>(all, row, 1));
+                    row_sum[i] += component_weights<1>(all, row, row_max[i], 1);
                 }
         }
     });

@@ -17,7 +17,7 @@ template <typename T>
 struct BackwardScratch {
     explicit BackwardScratch(const Tiles<T>& t)
         : scores(t.M * QUERIES * KEYS), d_weights(QUERIES * KEYS), weights(QUERIES * KEYS), values_t(t.E * KEYS),
-          keys(t.products * KEYS * t.feature_stride), d_keys(t.products * KEYS * t.feature_stride),
+          keys(t.feature_stride == t.F ? 1 : t.products * KEYS * t.feature_stride), d_keys(t.products * KEYS * t.feature_stride),
           d_values(KEYS * t.value_stride), d_key_bias(t.M * KEYS), d_key_bias_of_tile(t.M * KEYS),
           d_key_bias_of_rows(t.M * KEYS) {}
 
@@ -30,12 +30,12 @@ struct BackwardScratch {
 };
 
 template <bool AFFINE, typename T>
-void soft_row(const ScoreTile<T>& x, BackwardScratch<T>& scratch, int64_t i, T row_max, T delta) {
+void soft_row(const ScoreTile<T>& x, const Block& strip, BackwardScratch<T>& scratch, int64_t i, T row_max, T delta) {
     using V = Vec<T>;
     const int64_t M = x.t.M;
     T* row = scratch.scores + i * KEYS;
     V moments[AFFINE ? MAX_COMPONENTS : 1][MOMENTS] = {};
-    for (int64_t v = 0; v < KEYS; v += Simd<T>::W) {
+    for (int64_t v = strip.key; v < strip.key + strip.keys; v += Simd<T>::W) {
         const V d = load<T>(scratch.d_weights + i * KEYS + v) - delta;
         V sum = {};
         for (int64_t r = 0; r < M; ++r) {
@@ -60,7 +60,7 @@ void soft_row(const ScoreTile<T>& x, BackwardScratch<T>& scratch, int64_t i, T r
     if (x.t.scoring != Scoring::SEPARATE)
         for (int64_t r = 0; r < M; ++r) {
             V sum = {};
-            for (int64_t v = 0; v < KEYS; v += Simd<T>::W) sum += load<T>(row + r * QUERIES * KEYS + v);
+            for (int64_t v = strip.key; v < strip.key + strip.keys; v += Simd<T>::W) sum += load<T>(row + r * QUERIES * KEYS + v);
             scratch.d_query_bias[r * x.t.L + x.queries.first + i] += sum_of_lanes<T>(sum);
         }
     if constexpr (AFFINE)
@@ -73,14 +73,14 @@ void soft_row(const ScoreTile<T>& x, BackwardScratch<T>& scratch, int64_t i, T r
 // P_ijr = e_ij u_ir w_jr. With d_ij = e_ij (dP_ij - delta_i): d base_ij = d_ij (u_i . w_j),
 // d query_bias_ir = u_ir sum_j d_ij w_jr, d key_bias_jr = w_jr sum_i d_ij u_ir.
 template <typename T>
-void factored_row(const ScoreTile<T>& x, BackwardScratch<T>& scratch, int64_t i, T row_max, T delta) {
+void factored_row(const ScoreTile<T>& x, const Block& strip, BackwardScratch<T>& scratch, int64_t i, T row_max, T delta) {
     using V = Vec<T>;
     const int64_t M = x.t.M;
     T* row = scratch.scores + i * KEYS;
     const T* u = x.queries.factor + i * M;
     const T* w = x.key_factor;
     V sums[MAX_COMPONENTS] = {};
-    for (int64_t v = 0; v < KEYS; v += Simd<T>::W) {
+    for (int64_t v = strip.key; v < strip.key + strip.keys; v += Simd<T>::W) {
         V factor = {};
         for (int64_t r = 0; r < M; ++r) factor += splat<T>(u[r]) * load<T>(w + r * KEYS + v);
         const V e = exp2_of(load<T>(row + v) - row_max);
@@ -100,11 +100,11 @@ void factored_row(const ScoreTile<T>& x, BackwardScratch<T>& scratch, int64_t i,
 
 // The first component that reaches the maximum takes the whole gradient.
 template <typename T>
-void hard_row(const ScoreTile<T>& x, BackwardScratch<T>& scratch, int64_t i, T row_max, T delta) {
+void hard_row(const ScoreTile<T>& x, const Block& strip, BackwardScratch<T>& scratch, int64_t i, T row_max, T delta) {
     using V = Vec<T>;
     const int64_t M = x.t.M;
     T* row = scratch.scores + i * KEYS;
-    for (int64_t v = 0; v < KEYS; v += Simd<T>::W) {
+    for (int64_t v = strip.key; v < strip.key + strip.keys; v += Simd<T>::W) {
         V best = load<T>(row + v);
         for (int64_t r = 1; r < M; ++r) best = larger<T>(load<T>(row + r * QUERIES * KEYS + v), best);
         const V weight = exp2_of(best - row_max);
@@ -124,12 +124,12 @@ void hard_row(const ScoreTile<T>& x, BackwardScratch<T>& scratch, int64_t i, T r
 
 // The same where the components share the product: the best is that of the largest bias.
 template <typename T>
-void hard_shared_row(const ScoreTile<T>& x, BackwardScratch<T>& scratch, int64_t i, T row_max, T delta) {
+void hard_shared_row(const ScoreTile<T>& x, const Block& strip, BackwardScratch<T>& scratch, int64_t i, T row_max, T delta) {
     using V = Vec<T>;
     const int64_t M = x.t.M;
     T* row = scratch.scores + i * KEYS;
     V sums[MAX_COMPONENTS] = {};
-    for (int64_t v = 0; v < KEYS; v += Simd<T>::W) {
+    for (int64_t v = strip.key; v < strip.key + strip.keys; v += Simd<T>::W) {
         const V best = relative_max(x, i, v);
         const V score = load<T>(row + v) + best;
         const V weight = exp2_of(score - row_max);
@@ -162,23 +162,26 @@ template <Scoring SCORING, bool HARD, bool AFFINE, typename T>
 int64_t score_gradients(const ScoreTile<T>& x, BackwardScratch<T>& scratch, const T* row_max, const T* delta) {
     const int64_t components = tile_scores<SCORING, T>(x, scratch.scores);
     const bool is_factored = SCORING == Scoring::FACTORED && x.is_factored;
-    for (int64_t i = 0; i < x.queries.count; ++i) {
-        T factors[KEYS];
-        if (x.t.p.dropout_threshold) {
-            dropout_factors(x, i, factors);
-            multiply_row<T>(scratch.d_weights + i * KEYS, factors);
+    for (int64_t n = 0; n < x.num_strips; ++n) {
+        const Block strip = x.strips[n];
+        for (int64_t i = strip.row; i < strip.row + strip.rows; ++i) {
+            T factors[KEYS];
+            if (x.t.p.dropout_threshold) {
+                dropout_factors(x, i, factors);
+                multiply_row<T>(scratch.d_weights + i * KEYS, factors);
+            }
+            if constexpr (SCORING == Scoring::MAXIMUM)
+                hard_shared_row(x, strip, scratch, i, row_max[i], delta[i]);
+            else if constexpr (HARD)
+                hard_row(x, strip, scratch, i, row_max[i], delta[i]);
+            else if (is_factored)
+                factored_row(x, strip, scratch, i, row_max[i], delta[i]);
+            else
+                soft_row<AFFINE>(x, strip, scratch, i, row_max[i], delta[i]);
+            if (x.t.p.dropout_threshold) multiply_row<T>(scratch.weights + i * KEYS, factors);
+            if (i % ROWS_PER_SUM == ROWS_PER_SUM - 1 || i == strip.row + strip.rows - 1)
+                move_sums<T>(scratch.d_key_bias_of_rows, scratch.d_key_bias_of_tile, x.t.M * KEYS);
         }
-        if constexpr (SCORING == Scoring::MAXIMUM)
-            hard_shared_row(x, scratch, i, row_max[i], delta[i]);
-        else if constexpr (HARD)
-            hard_row(x, scratch, i, row_max[i], delta[i]);
-        else if (is_factored)
-            factored_row(x, scratch, i, row_max[i], delta[i]);
-        else
-            soft_row<AFFINE>(x, scratch, i, row_max[i], delta[i]);
-        if (x.t.p.dropout_threshold) multiply_row<T>(scratch.weights + i * KEYS, factors);
-        if (i % ROWS_PER_SUM == ROWS_PER_SUM - 1 || i == x.queries.count - 1)
-            move_sums<T>(scratch.d_key_bias_of_rows, scratch.d_key_bias_of_tile, x.t.M * KEYS);
     }
     return components;
 }

@@ -12,7 +12,7 @@ void add_biases(const ScoreTile<T>& x, int64_t r, const T* base, T* scores) {
     }
 }
 
-// Writes the scores of a tile, masks included, and returns their number of components: M, or 1 where one row of scores
+// Writes the scores of a tile's strips, masks included, and returns their number of components: M, or 1 where one row of scores
 // stands for all: base_ij + max_r key_bias_jr (FACTORED), or base_ij + key_bias_j0, without relative_max() (MAXIMUM).
 template <Scoring SCORING, typename T>
 int64_t tile_scores(const ScoreTile<T>& x, T* scores) {
@@ -26,12 +26,15 @@ int64_t tile_scores(const ScoreTile<T>& x, T* scores) {
     for (int64_t r = 0; r < t.products; ++r) {
         const T* start = is_factored ? t.base_bias + x.at * KEYS : adds_biases ? zeros : x.key_bias + r * KEYS;
         const T* keys = t.keys_t + (x.at * t.products + r) * t.F * KEYS;
-        const T* query = x.queries.query;
-        T* to = scores + r * QUERIES * KEYS;
-        product<T>(x.queries.count, KEYS, half, query, t.F, 1, keys, KEYS, to, KEYS, start);
-        if (half < t.F)
-            product<T>(x.queries.count, KEYS, t.F - half, query + half, t.F, 1, keys + half * KEYS, KEYS, to, KEYS,
-                       nullptr);
+        for (int64_t s = 0; s < x.num_strips; ++s) {
+            const auto [row, rows, key, count] = x.strips[s];
+            const T* query = x.queries.query + row * t.F;
+            T* to = scores + (r * QUERIES + row) * KEYS + key;
+            product<T>(rows, count, half, query, t.F, 1, keys + key, KEYS, to, KEYS, start + key);
+            if (half < t.F)
+                product<T>(rows, count, t.F - half, query + half, t.F, 1, keys + half * KEYS + key, KEYS, to, KEYS,
+                           nullptr);
+        }
     }
     if (adds_biases)
         for (int64_t r = t.M - 1; r >= 0; --r)  // the base, in component 0, is needed until the last

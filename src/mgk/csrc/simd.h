@@ -147,6 +147,35 @@ inline Vec<T> sums_of_neighbours(Vec<T> a, Vec<T> b, std::integer_sequence<int, 
 #endif
 }
 
+// to += factor (a + b)
+template <typename T>
+inline void add_scaled_sum(T* to, const T* a, const T* b, T factor, int64_t size) {
+    constexpr int W = Simd<T>::W;
+    int64_t d = 0;
+    for (; d + W <= size; d += W)
+        store<T>(to + d, load<T>(to + d) + splat<T>(factor) * (load<T>(a + d) + load<T>(b + d)));
+    for (; d < size; ++d) to[d] += factor * (a[d] + b[d]);
+}
+
+// Swaps the blocks of STEP lanes of rows that are STEP apart, then those of twice as many: rows[i][j] and rows[j][i].
+template <typename T, int STEP, int... I>
+inline void transpose(Vec<T>* rows, std::integer_sequence<int, I...> lanes) {
+    constexpr int W = sizeof...(I);
+#pragma GCC unroll 16
+    for (int i = 0; i < W; ++i) {
+        if (i & STEP) continue;
+        const Vec<T> a = rows[i], b = rows[i + STEP];
+#if defined(__clang__) || __GNUC__ >= 12
+        rows[i] = __builtin_shufflevector(a, b, (I & STEP ? I - STEP + W : I)...);
+        rows[i + STEP] = __builtin_shufflevector(a, b, (I & STEP ? I + W : I + STEP)...);
+#else
+        rows[i] = Vec<T>{(I & STEP ? b[(I - STEP) & (W - 1)] : a[I])...};
+        rows[i + STEP] = Vec<T>{(I & STEP ? b[I] : a[(I + STEP) & (W - 1)])...};
+#endif
+    }
+    if constexpr (2 * STEP < W) transpose<T, 2 * STEP>(rows, lanes);
+}
+
 // In lane i the sum of the lanes of rows[i], for as many rows as a vector has lanes.
 template <typename T, int STEP = 1>
 inline Vec<T> sums_of_lanes(Vec<T>* rows) {

@@ -14,20 +14,20 @@ void max_over_components(T* scores, int64_t rows, int64_t components) {
     }
 }
 
-// The largest of each lane.
+// The largest of each lane, of a strip's keys, as what follows.
 template <typename T>
-inline Vec<T> lane_max(const T* row, int64_t components) {
-    auto high = load<T>(row);
+inline Vec<T> lane_max(const Block& strip, const T* row, int64_t components) {
+    auto high = load<T>(row + strip.key);
     for (int64_t r = 0; r < components; ++r)
-        for (int64_t v = 0; v < KEYS; v += Simd<T>::W) high = larger<T>(load<T>(row + r * QUERIES * KEYS + v), high);
+        for (int64_t v = strip.key; v < strip.key + strip.keys; v += Simd<T>::W) high = larger<T>(load<T>(row + r * QUERIES * KEYS + v), high);
     return high;
 }
 
 // MAXIMUM: adds relative_max() to a row; the largest of each lane comes back.
 template <typename T>
-inline Vec<T> add_relative_max(const ScoreTile<T>& x, int64_t i, T* row) {
+inline Vec<T> add_relative_max(const ScoreTile<T>& x, const Block& strip, int64_t i, T* row) {
     auto high = splat<T>(NEG_INF<T>);
-    for (int64_t v = 0; v < KEYS; v += Simd<T>::W) {
+    for (int64_t v = strip.key; v < strip.key + strip.keys; v += Simd<T>::W) {
         const auto score = load<T>(row + v) + relative_max(x, i, v);
         store<T>(row + v, score);
         high = larger<T>(score, high);
@@ -47,10 +47,10 @@ inline void raise_row_max(Vec<T> high, T& row_max, Vec<T>& row_sum, T* out, int6
 
 // sum_r 2^(s_r - row_max) in place of s_0; the sum over positions comes back. COMPONENTS = 0: known at run time only.
 template <int COMPONENTS, typename T>
-inline Vec<T> component_weights(T* row, T row_max, int64_t components) {
+inline Vec<T> component_weights(const Block& strip, T* row, T row_max, int64_t components) {
     const int64_t count = COMPONENTS ? COMPONENTS : components;
     Vec<T> sum = {};
-    for (int64_t v = 0; v < KEYS; v += Simd<T>::W) {
+    for (int64_t v = strip.key; v < strip.key + strip.keys; v += Simd<T>::W) {
         auto weight = exp2_of(load<T>(row + v) - row_max);
         for (int64_t r = 1; r < count; ++r) weight += exp2_of(load<T>(row + r * QUERIES * KEYS + v) - row_max);
         sum += weight;
@@ -61,12 +61,12 @@ inline Vec<T> component_weights(T* row, T row_max, int64_t components) {
 
 // 2^(s - row_max) (u . w) in place of s; the sum over positions comes back.
 template <typename T>
-inline Vec<T> factored_weights(const ScoreTile<T>& x, int64_t i, T* row, T row_max) {
+inline Vec<T> factored_weights(const ScoreTile<T>& x, const Block& strip, int64_t i, T* row, T row_max) {
     const int64_t M = x.t.M;
     const T* u = x.queries.factor + i * M;
     const T* w = x.key_factor;
     Vec<T> sum = {};
-    for (int64_t v = 0; v < KEYS; v += Simd<T>::W) {
+    for (int64_t v = strip.key; v < strip.key + strip.keys; v += Simd<T>::W) {
         auto factor = splat<T>(u[0]) * load<T>(w + v);
         for (int64_t r = 1; r < M; ++r) factor += splat<T>(u[r]) * load<T>(w + r * KEYS + v);
         const auto weight = exp2_of(load<T>(row + v) - row_max) * factor;

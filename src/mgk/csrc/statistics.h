@@ -1,10 +1,10 @@
 // Statistics of the M-step: N_jr = sum_i gamma_ijr (Eq. 11), where gamma_ijr = 2^s_ijr / sum_r 2^s_ijr, or one-hot.
 
-// Adds the weighted responsibilities of a row of scores to the sums [M][KEYS].
+// Adds the weighted responsibilities of a row of scores, of a strip's keys, to the sums [M][KEYS].
 template <bool HARD, typename T>
-void count_row(T* row, int64_t M, T weight, T* sums) {
+void count_row(const Block& strip, T* row, int64_t M, T weight, T* sums) {
     using V = Vec<T>;
-    for (int64_t v = 0; v < KEYS; v += Simd<T>::W) {
+    for (int64_t v = strip.key; v < strip.key + strip.keys; v += Simd<T>::W) {
         V best = load<T>(row + v), total = {};
         for (int64_t r = 1; r < M; ++r) best = larger<T>(load<T>(row + r * QUERIES * KEYS + v), best);
         const auto is_excluded = best == splat<T>(NEG_INF<T>);
@@ -40,11 +40,13 @@ void count_tile(const Tiles<T>& t, int64_t head, int64_t tile) {
         for (int64_t q = 0; q < t.query_tiles; ++q) {
             if (!t.is_seen(query_head, q, tile)) continue;
             const QueryTile<T> queries(t, query_head, q);
-            tile_scores<SCORING, T>(ScoreTile<T>(t, queries, tile), scores);
-            for (int64_t i = 0; i < queries.count; ++i) {
-                const T weight = weights ? weights[head / t.p.num_heads * t.L + queries.first + i] : T(1);
-                if (weight != 0) count_row<HARD, T>(scores + i * KEYS, t.M, weight, sums);
-            }
+            const ScoreTile<T> x(t, queries, tile);
+            tile_scores<SCORING, T>(x, scores);
+            for (int64_t n = 0; n < x.num_strips; ++n)
+                for (int64_t i = x.strips[n].row; i < x.strips[n].row + x.strips[n].rows; ++i) {
+                    const T weight = weights ? weights[head / t.p.num_heads * t.L + queries.first + i] : T(1);
+                    if (weight != 0) count_row<HARD, T>(x.strips[n], scores + i * KEYS, t.M, weight, sums);
+                }
         }
     for (int64_t r = 0; r < t.M; ++r)
         std::memcpy(static_cast<T*>(t.p.counts) + (head * t.M + r) * t.S + tile * KEYS, sums + r * KEYS,

@@ -6,6 +6,7 @@
 
 constexpr int64_t QUERIES = 64;
 constexpr int64_t KEYS = 64;
+constexpr int64_t GRAIN = 32;  // of the blocks of a tile of which queries see a part: a multiple of all vectors
 constexpr double LOG2_E = 1.4426950408889634;
 
 // A rank-M factor above exp(-60) leaves float32 all its digits; beyond, exponents are added instead.
@@ -49,6 +50,11 @@ struct KeyRange {
     int64_t first, last;
 };
 
+// Some rows and some keys of a tile.
+struct Block {
+    int64_t row, rows, key, keys;
+};
+
 template <typename T>
 struct Tiles {
     const AttentionParams& p;
@@ -65,7 +71,7 @@ struct Tiles {
     Buffer<T> base_bias;            // FACTORED: max_r key_bias, [KEYS]
     Buffer<T> key_factor;           // FACTORED: w_jr = 2^(key_bias_jr - base_bias_j), [M][KEYS]
     Buffer<T> key_bias_range;       // FACTORED: the largest range of key_bias over r
-    Buffer<T> values;               // FORWARD: [KEYS][value_stride]
+    Buffer<T> padded_values;        // FORWARD, where rows are no whole vectors: [KEYS][value_stride]
     Buffer<unsigned char> is_live;  // whether any key takes part
     Buffer<unsigned char> is_large;  // FACTORED: whether any key_bias is large
 
@@ -77,13 +83,13 @@ struct Tiles {
           base_bias(scoring == Scoring::FACTORED ? heads * key_tiles * KEYS : 1),
           key_factor(scoring == Scoring::FACTORED ? heads * key_tiles * M * KEYS : 1),
           key_bias_range(heads * key_tiles),
-          values(mode == Mode::FORWARD ? heads * key_tiles * KEYS * value_stride : 1), is_live(heads * key_tiles),
+          padded_values(pads_values(mode) ? heads * key_tiles * KEYS * value_stride : 1), is_live(heads * key_tiles),
           is_large(heads * key_tiles) {
         for_all(heads * key_tiles, p.num_threads, [&](int64_t task) {
             const int64_t head = task / key_tiles, tile = task % key_tiles;
             pack_keys(head, tile);
-            if (mode == Mode::FORWARD)
-                copy_rows<T>(value_of(head, tile), num_keys_of(tile), E, values + task * KEYS * value_stride,
+            if (pads_values(mode))
+                copy_rows<T>(value_of(head, tile), num_keys_of(tile), E, padded_values + task * KEYS * value_stride,
                              value_stride, KEYS);
         });
     }
@@ -121,8 +127,14 @@ struct Tiles {
     const T* value_of(int64_t head, int64_t tile) const {
         return static_cast<const T*>(p.value) + (head * S + tile * KEYS) * E;
     }
+    // The same in rows of value_stride, as many as the tile has keys (FORWARD).
+    const T* padded_value_of(int64_t head, int64_t tile) const {
+        return value_stride == E ? value_of(head, tile) : padded_values + index(head, tile) * KEYS * value_stride;
+    }
 
   private:
+    bool pads_values(Mode mode) const { return mode == Mode::FORWARD && value_stride != E; }
+
     void pack_keys(int64_t head, int64_t tile) {
         const int64_t at = index(head, tile), count = num_keys_of(tile);
         for (int64_t r = 0; r < products; ++r)
@@ -228,12 +240,18 @@ struct ScoreTile {
     const T* key_bias;       // [M][KEYS]
     const T* key_factor;     // FACTORED: [M][KEYS]
     const bool is_factored;  // whether the sum over components is taken by the rank-M factor
+    bool is_cut;             // whether a query does not see a key; nothing is computed beyond the strips
+    int64_t num_strips = 0, num_columns = 0;
+    Block strips[QUERIES / GRAIN];  // rows, and the keys that any of them sees
+    Block columns[KEYS / GRAIN];    // keys, and the rows of the strips that have them
 
     ScoreTile(const Tiles<T>& t, const QueryTile<T>& queries, int64_t tile)
         : t(t), queries(queries), tile(tile), at(t.index(queries.head / t.p.group, tile)),
           key_bias(t.key_bias + at * t.M * KEYS),
           key_factor(t.key_factor + (t.scoring == Scoring::FACTORED ? at * t.M * KEYS : 0)),
-          is_factored(t.scoring == Scoring::FACTORED && !is_skipped() && !may_vanish() && !has_large_mask()) {}
+          is_factored(t.scoring == Scoring::FACTORED && !is_skipped() && !may_vanish() && !has_large_mask()) {
+        set_blocks();
+    }
 
     // Whether no query sees a key.
     bool is_skipped() const { return !t.is_seen(queries.head, queries.tile, tile); }
@@ -247,7 +265,36 @@ struct ScoreTile {
                tile * KEYS * strides[3];
     }
 
+    // Row i's keys, counted from the tile's first.
+    KeyRange keys_seen(int64_t i) const {
+        const KeyRange seen = t.keys_seen(queries.head, queries.first + i);
+        const int64_t from = tile * KEYS;
+        return {min_of(KEYS, max_of<int64_t>(0, seen.first - from)), min_of(KEYS, max_of<int64_t>(0, seen.last - from))};
+    }
+
+    // The keys of a strip that there are.
+    int64_t num_keys_of(const Block& strip) const { return min_of(strip.keys, t.num_keys_of(tile) - strip.key); }
+
   private:
+    void set_blocks() {
+        const int64_t count = queries.count;
+        // both ends grow with i: the last query has the last first key
+        is_cut = keys_seen(count - 1).first > 0 || keys_seen(0).last < t.num_keys_of(tile);
+        for (int64_t row = 0, rows = is_cut ? GRAIN : count; row < count; row += rows) {
+            rows = min_of(rows, count - row);
+            const int64_t first = is_cut ? keys_seen(row).first / GRAIN * GRAIN : 0;
+            const int64_t last = is_cut ? ceil_div(keys_seen(row + rows - 1).last, GRAIN) * GRAIN : KEYS;
+            if (first < last) strips[num_strips++] = {row, rows, first, last - first};
+        }
+        for (int64_t key = 0, keys = is_cut ? GRAIN : KEYS; key < KEYS; key += keys) {
+            Block column{count, 0, key, keys};
+            for (int64_t s = 0; s < num_strips; ++s)
+                if (strips[s].key <= key && key < strips[s].key + strips[s].keys)
+                    column.row = min_of(column.row, strips[s].row), column.rows += strips[s].rows;
+            if (column.rows > 0) columns[num_columns++] = column;
+        }
+    }
+
     // Whether the factors of queries and of keys may both underflow.
     bool may_vanish() const {
         return queries.bias_range > MAX_FACTOR_RANGE && t.key_bias_range[at] > MAX_FACTOR_RANGE;

@@ -54,6 +54,16 @@ def size(name: str, value: Tensor, dim: int, wanted: int, why: str) -> None:
 
 def matching_sizes(query: Tensor, keys: Tensor, value: Tensor, name: str = "keys") -> None:
     """Query, keys ``name`` and value (B, H, S, E) fit each other."""
+    dtype, device, (batch, query_heads, _, width) = query.dtype, query.device, query.shape
+    first, heads, *_, num_keys, last = keys.shape
+    if (
+        (first, last) == (batch, width)
+        and value.shape[:3] == (batch, heads, num_keys)
+        and (heads == query_heads or (heads > 0 and query_heads % heads == 0))
+        and keys.dtype == value.dtype == dtype
+        and keys.device == value.device == device
+    ):
+        return
     for label, other in ((name, keys), ("value", value)):
         if other.dtype != query.dtype:
             raise TypeError(f"{label} must have the dtype of query, {query.dtype}, got {other.dtype}")
@@ -77,9 +87,10 @@ def on_device(name: str, value: Tensor, query: Tensor) -> None:
 
 def broadcastable(name: str, value: Tensor, shape: tuple[int, ...], dims: str) -> None:
     """``value`` has as many dimensions as ``shape``, each equal to it or 1."""
-    if value.ndim != len(shape) or any(
-        have not in (1, want) for have, want in zip(value.shape, shape, strict=True)
-    ):
+    fits = value.ndim == len(shape)
+    for have, want in zip(value.shape, shape):  # noqa: B905  as many
+        fits = fits and have in (1, want)
+    if not fits:
         raise ValueError(
             f"{name} must be broadcastable to {_shape(dims)} = {shape}, got shape {tuple(value.shape)}"
         )

@@ -69,15 +69,17 @@ def mean_of_segments(hidden: Tensor, segment_ids: Tensor, attention_mask: Tensor
 
     A segment of padding alone is none.
     """
-    starts = segment_bounds(segment_ids)[0]
-    is_first = starts == torch.arange(starts.shape[1], device=starts.device)
+    is_first = torch.ones_like(segment_ids, dtype=torch.bool)
+    is_first[:, 1:] = segment_ids[:, 1:] != segment_ids[:, :-1]
     number = is_first.flatten().cumsum(0) - 1  # of each token's segment
     exact = hidden.to(compute_dtype(hidden)).flatten(0, 1)
     is_real = torch.ones_like(number, dtype=exact.dtype)
     if attention_mask is not None:
         is_real = attention_mask.flatten().bool().to(exact.dtype)
-    sums = exact.new_zeros(int(number[-1]) + 1, exact.shape[1])
+        exact = exact * is_real.unsqueeze(-1)
+    sums = exact.new_zeros(int(number[-1]) + 1, exact.shape[1]).index_add(0, number, exact)
     counts = exact.new_zeros(len(sums)).index_add(0, number, is_real)
-    sums = sums.index_add(0, number, exact * is_real.unsqueeze(-1))
-    has_token = counts > 0
-    return (sums[has_token] / counts[has_token].unsqueeze(-1)).to(hidden.dtype)
+    if attention_mask is not None:
+        has_token = counts > 0
+        sums, counts = sums[has_token], counts[has_token]
+    return (sums / counts.unsqueeze(-1)).to(hidden.dtype)

@@ -133,11 +133,14 @@ class AttentionInputs(NamedTuple):
 
     def in_dtype(self, dtype: torch.dtype) -> "AttentionInputs":
         """The same inputs in a dtype; what is finite stays finite."""
-        others: dict[str, Any] = {
-            name: masks.to_dtype(x, dtype)
-            for name, x in zip(self._fields, self, strict=True)
-            if isinstance(x, Tensor) and x.dtype != dtype and x.is_floating_point()
-        }
+        names = ["shifts", "log_prior", "variance", "attn_mask"]
+        if self.query.dtype != dtype:
+            names += ["query", "keys", "value"]
+        others: dict[str, Any] = {}
+        for name in names:
+            x = getattr(self, name)
+            if isinstance(x, Tensor) and x.dtype != dtype and x.is_floating_point():
+                others[name] = masks.to_dtype(x, dtype)
         return self._replace(**others) if others else self
 
     def cleaned(self) -> tuple["AttentionInputs", Tensor | None]:
@@ -286,7 +289,8 @@ def validate_inputs(
     With ``shifts`` (H, M, D) the keys are (B, H, 1, S, D).
     """
     validation.tensor("query", query, "BHLD")
-    validation.tensor("keys", keys, "BHMSD")
+    if shifts is None:  # else its caller has looked at the key
+        validation.tensor("keys", keys, "BHMSD")
     value = query.new_empty(*keys.shape[:2], keys.shape[3], 0) if value is None else value
     validation.tensor("value", value, "BHSE")
     query, keys, value = validation.autocast_inputs(query, keys, value)

@@ -92,7 +92,7 @@ class Cpu(OperatorBackend):
         """Where the kernels make the features, or for many scores; not in exports."""
         if is_exporting():
             return False
-        if _is_decoding(inputs) or not isinstance(inputs.variance, Tensor):
+        if not isinstance(inputs.variance, Tensor) or _is_decoding(inputs):
             return True
         # measured: with gradients the kernels gain at half as many
         limit = MIN_SCORES // 2 if any(map(needs_grad, inputs)) else MIN_SCORES
@@ -199,7 +199,7 @@ def _constant(number: float, dtype: torch.dtype) -> Tensor:
 
 def _decode(inputs: AttentionInputs) -> tuple[Tensor, Tensor | None]:
     """One query: keys and values are read once for its group, in place in the cache."""
-    inputs, uniform = inputs.at_full_precision(), inputs.log_uniform_prior
+    inputs = inputs.at_full_precision()
     if inputs.kernel == "dot":  # q . (k + b) is no score of q - b
         inputs = inputs.with_expanded_keys()
     mask = inputs.attn_mask
@@ -215,7 +215,7 @@ def _decode(inputs: AttentionInputs) -> tuple[Tensor, Tensor | None]:
         return cpu_kernels.decode(*tensors, *modes, with_lse=False)[0], None
     decode: Any = cpu_kernels.decode if is_eager else torch.ops.mgk.cpu_decode
     out, lse = decode(*tensors, *modes)
-    return out, lse + uniform if inputs.return_lse else None
+    return out, lse + inputs.log_uniform_prior if inputs.return_lse else None
 
 
 def _is_direct(inputs: AttentionInputs) -> bool:

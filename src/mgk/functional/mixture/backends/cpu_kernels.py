@@ -239,7 +239,7 @@ class Mixture(NamedTuple):
 
 def run_mixture(name: str, x: Mixture, tensors: dict[str, Tensor]) -> None:
     """Call ``mgk_mixture_{name}`` with the results and gradients in ``tensors``, contiguous."""
-    query, keys, value = (t if t.stride(-1) == 1 else t.contiguous() for t in (x.query, x.keys, x.value))
+    query, keys, value = map(_with_dense_rows, (x.query, x.keys, x.value))
     shifts = None if x.shifts is None else x.shifts.contiguous()
     batch, query_heads, num_queries, width = query.shape
     heads, num_keys = keys.shape[1], keys.shape[3]
@@ -301,10 +301,11 @@ def decode(
 ) -> tuple[Tensor, Tensor | None]:
     """The output (B, Hq, 1, E) and, if wanted, the log-sum-exp (B, Hq, 1) of one query."""
     batch, heads, _, num_keys, width = keys.shape
-    keys, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (keys, value))
-    query, shifts = query.contiguous(), None if shifts is None else shifts.contiguous()
+    keys, value, query = _with_dense_rows(keys), _with_dense_rows(value), query.contiguous()
+    shifts = None if shifts is None else shifts.contiguous()
     query_heads, value_width = query.shape[1], value.shape[-1]
-    out = value.new_empty((batch, query_heads, 1, value_width))
+    shape = (batch, query_heads, 1, value_width)
+    out = torch.empty_like(query) if width == value_width else query.new_empty(shape)  # the first is faster
     lse = value.new_empty((batch, query_heads, 1)) if with_lse else None
     mask = None if mask is None else mask.select(2, 0)
     values = (  # in the order of the struct
@@ -348,11 +349,15 @@ def _address(x: Tensor | None) -> int:
     return 0 if x is None else x.data_ptr()
 
 
+def _with_dense_rows(x: Tensor) -> Tensor:
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
 def _strides(x: Tensor | None, dims: int = 4) -> Sequence[int]:
     """The strides with which x is expanded, without the time that ``expand`` takes."""
     if x is None or x.ndim == 0:
         return (0,) * dims
-    return [0 if size == 1 else stride for size, stride in zip(x.shape, x.stride(), strict=True)]
+    return [stride * (size > 1) for size, stride in zip(x.shape, x.stride())]  # noqa: B905  as many
 
 
 def _num_threads(work: int) -> int:
