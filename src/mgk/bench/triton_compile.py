@@ -57,6 +57,16 @@ KERNELS = {
     "counts": "counts",
     "features": "key_features",
 }
+# Of the linear family: M is a loop there, and all but exact float32 has the same products.
+LINEAR_PRODUCTS = (
+    "states",
+    "outputs",
+    "state_gradients",
+    "query_gradients",
+    "value_gradients",
+    "key_gradients",
+)
+LINEAR_KERNELS = (*LINEAR_PRODUCTS, "step")
 _POINTERS = {
     torch.float16: "*fp16",
     torch.bfloat16: "*bf16",
@@ -90,7 +100,10 @@ class Case:
 
 @dataclass(frozen=True)
 class Compiled:
-    """A compiled kernel; counts per (query, key) pair in the loop over full tiles."""
+    """A compiled kernel; counts per (query, key) pair in the loop over full tiles.
+
+    Of the linear family's kernels: per position of a chunk, in the whole program.
+    """
 
     case: Case
     source: str  # a digest of the kernel's source, specification and tile
@@ -116,7 +129,7 @@ class Compiled:
             found.append(f"{self.tensor_memory} columns of tensor memory, {TENSOR_MEMORY} at most")
         if self.loop_spills:
             found.append(f"{self.loop_spills} spill instructions in the loop")
-        if case.kernel in PASSES and case.dtype != "float32" and not self.tensor_core:
+        if case.kernel in (*PASSES, *LINEAR_PRODUCTS) and case.dtype != "float32" and not self.tensor_core:
             found.append("no tensor-core instruction in the loop")
         return found
 
@@ -131,13 +144,18 @@ def cases(
 ) -> list[Case]:
     """Every kernel, what most calls need first."""
     shapes = itertools.product(dtypes, widths, targets, MIXTURES.items(), KERNELS)
-    found = (
+    mixture = (
         Case(target, variant, kernel, width, m, dtype, is_factored)
         for dtype, width, target, (variant, mixtures), kernel in shapes
         for m in mixtures
         for is_factored in (False, True)
     )
-    return sorted(filter(_is_distinct, found), key=_rarity)
+    linear = (
+        Case(target, "mlk", kernel, width, 2, dtype)
+        for dtype, width, target, kernel in itertools.product(dtypes, widths, targets, LINEAR_KERNELS)
+        if dtype in ("bfloat16", "float32")
+    )
+    return sorted((*filter(_is_distinct, mixture), *linear), key=_rarity)
 
 
 def _rarity(case: Case) -> int:
@@ -198,6 +216,10 @@ def launches(case: Case, own_tile: Any = None) -> dict[str, tuple[Any, ...]]:
     def record(kernel: Any, grid: Any, arguments: Any, spec: Any, tile: Any) -> None:
         found[kernel.fn.__name__] = (kernel, arguments, spec, tile)
 
+    if case.variant == "mlk":
+        with launch.launching_with(record, case.target):
+            _launch_linear(case)
+        return found
     params = meta_params(case)
     with launch.launching_with(record, case.target, own_tile), _tf32(case.dtype == "tf32"):
         if case.kernel == "decode":
@@ -210,6 +232,34 @@ def launches(case: Case, own_tile: Any = None) -> dict[str, tuple[Any, ...]]:
             result = launch.forward(params)
             launch.backward(torch.empty_like(result.out), None, params, result)
     return found
+
+
+def _launch_linear(case: Case, length: int = 4096) -> None:
+    """The linear family's launches, without memory."""
+    from mgk.functional.linear import triton_launch
+
+    def empty(*shape: int, dtype: torch.dtype = DTYPES[case.dtype]) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    width, exact = case.width, torch.float32
+    params = triton_launch.LinearParams(
+        query=empty(2, 16, length, width),
+        keys=empty(2, 16, case.mixtures, length, width),
+        value=empty(2, 16, length, width),
+        log_prior=empty(1, 16, case.mixtures, 1, dtype=exact),
+        numerator=empty(2, 16, width, width, dtype=exact),
+        normaliser=empty(2, 16, width, dtype=exact),
+        key_mask=None,
+        starts=None,
+        is_elu=True,
+        is_causal=True,
+    )
+    if case.kernel == "step":
+        query, keys, value = params.query[:, :, :1], params.keys[:, :, :, :1], params.value[:, :, :1]
+        triton_launch.step(params._replace(query=query, keys=keys, value=value))
+    else:
+        out, denominator, *state = triton_launch.forward(params)
+        triton_launch.backward((out, *state, out, denominator), params)
 
 
 @contextmanager
@@ -228,7 +278,7 @@ def source_of(case: Case, tile: Any = None) -> tuple[str, Any, Any, Any]:
 
     from mgk.functional.mixture.backends.triton_backend import launch
 
-    kernel, arguments, spec, tile = launches(case, tile)[KERNELS[case.kernel]]
+    kernel, arguments, spec, tile = launches(case, tile)[KERNELS.get(case.kernel, case.kernel)]
     if case.is_factored:
         spec = replace(spec, max_spread=float("inf"))
     constants: dict[tuple[int, ...], Any] = {}
@@ -258,7 +308,11 @@ def compile_case(case: Case, tile: Any = None) -> Compiled:
     else:
         registers, stack, lines = _read_nvidia(binary.asm["cubin"])
     loop = main_loop(lines)
-    per_pair = tile.warps * lanes / (spec.query_tile * spec.key_tile)
+    spills = sum(bool(_KINDS["loop_spills"].match(name)) for name in loop)
+    if case.variant == "mlk":
+        loop, per_pair = [name for _, name, _ in lines], tile.warps * lanes / spec.chunk
+    else:
+        per_pair = tile.warps * lanes / (spec.query_tile * spec.key_tile)
     counted = Counter(kind for name in loop for kind, pattern in _KINDS.items() if pattern.match(name))
     names = ("exponentials", "arithmetic", "tensor_core")
     return Compiled(
@@ -268,10 +322,10 @@ def compile_case(case: Case, tile: Any = None) -> Compiled:
         binary.metadata.shared,
         registers,
         stack,
-        counted["loop_spills"],
+        spills,
         round(len(loop) * per_pair, 2),
-        *(round(counted[name] * per_pair, 3) for name in names),
-        getattr(binary.metadata, "tmem_size", 0) or 0,
+        **{name: round(counted[name] * per_pair, 3) for name in names},
+        tensor_memory=getattr(binary.metadata, "tmem_size", 0) or 0,
     )
 
 
