@@ -34,7 +34,7 @@ _FEW = Tile(32, 64, 4, 2)
 _FEW_ONCE = Tile(32, 64, 4, 1)
 _FLAT = Tile(64, 32, 8, 1, splits_columns=True)
 _THIN = Tile(32, 16, 4, 1, splits_columns=True)
-_DEEP = Tile(64, 32, 4, 1)
+_DEEP = Tile(32, 32, 4, 1)
 _SHORT = Tile(16, 64, 4, 2)
 _ACROSS = Tile(128, 64, 8, 1, queries_first=True)
 _ACROSS_SLIM = Tile(128, 32, 8, 1, queries_first=True)
@@ -59,10 +59,10 @@ TABLE = {
     ("sm_90", "queries", 128): (_LONG, _LONG, _LONG, _SLIM, _LONG),
     ("sm_100", "forward", 64): (_WIDE, _WIDE, _LONG, _ONCE, _ONCE),
     ("sm_100", "forward", 128): (_LONG, _LONG, _LONG, _SLIM, _ONCE),
-    ("sm_100", "keys", 64): (_KEYS, _KEYS, _FEW_QUERIES, _FEW_ONCE, _KEYS),
-    ("sm_100", "keys", 128): (_FEW, _KEYS, SMALL, _FEW, _FEW),
+    ("sm_100", "keys", 64): (_KEYS, _KEYS, _FEW_QUERIES, _FEW_ONCE, _FEW_ONCE),
+    ("sm_100", "keys", 128): (_FEW, _KEYS, SMALL, _FEW_ONCE, _FEW_ONCE),
     ("sm_100", "queries", 64): (_LONG, _LONG, _LONG, SMALL, _LONG),
-    ("sm_100", "queries", 128): (_LONG, _LONG, _LONG, _SLIM, _LONG),
+    ("sm_100", "queries", 128): (_LONG, _LONG, _LONG, SMALL, _SLIM),
     ("gfx942", "forward", 64): (_AMD_ROWS, _AMD_ROWS, _AMD_ROWS, _AMD_ROWS, _AMD_ROWS),
     ("gfx942", "forward", 128): (_AMD_ROWS, _AMD_ROWS, _AMD_ROWS, _AMD_ROWS, _AMD_ROWS),
     ("gfx942", "keys", 64): (_AMD_KEYS, _AMD_KEYS, _AMD_KEYS, _AMD_SPLIT, _AMD_KEYS),
@@ -71,7 +71,7 @@ TABLE = {
     ("gfx942", "queries", 128): (_AMD_SLIM, _AMD_SLIM, _AMD_SLIM, _AMD_SLIM, _AMD_SLIM),
 }
 # Wider than that, and of exact float32 products: by kernel or by width alone.
-_WIDEST = {"forward": _DEEP, "keys": _THIN, "queries": _DEEP}
+_WIDEST = {"forward": _DEEP, "keys": _THIN, "queries": _DEEP, "counts": _DEEP}
 _EXACT = {64: Tile(32, 32, 8, 1), 128: Tile(16, 16, 8, 1), 256: Tile(16, 16, 8, 1)}
 
 
@@ -97,6 +97,8 @@ def tile(
         width *= 2
     if width > 128:
         return _WIDEST[kernel]
+    if kernel == "counts":
+        return SMALL
     if precision == "tf32" and kernel == "keys" and target != "gfx942":
         return _FLAT
     column = (4 if mixtures > 2 else 0) if is_shifted else min(mixtures, 3)
