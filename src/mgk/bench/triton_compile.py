@@ -17,8 +17,10 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -415,6 +417,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--dtypes", nargs="+", default=tuple(DTYPES), choices=DTYPES)
     parser.add_argument("--widths", nargs="+", default=WIDTHS, type=int)
     parser.add_argument("--minutes", type=float, default=float("inf"), help="start no kernel after these")
+    parser.add_argument("--jobs", type=int, default=1, help="kernels to compile at a time")
     parser.add_argument("--json", type=Path, help="where to save; a run goes on from what is there")
     options = parser.parse_args(arguments)
     start = time.monotonic()
@@ -434,25 +437,54 @@ def main(arguments: Sequence[str] | None = None) -> int:
     stale &= done.keys()
     settings = {"targets": TARGETS, "dtypes": tuple(DTYPES), "widths": WIDTHS}
     head = {"benchmark": "triton", "settings": settings, "machine": asdict(describe())}
-    for case in sorted(every, key=lambda case: case in stale):
-        is_due = case in wanted and (case not in done or case in stale)
-        if is_due and time.monotonic() - start < 60 * options.minutes:
-            try:
-                done[case] = compile_case(case)
-            except Exception as error:  # whatever a compiler raises is the result
-                done.pop(case, None)
-                failures[case] = [f"does not compile: {str(error)[-300:]}"]
-            stale.discard(case)
-        if found := failures.get(case) or (done[case].errors if case in done else []):
-            failures[case] = found
-            print(f"{name_of(case)}: {', '.join(found)}", flush=True)
-        if is_due and options.json:
+    for case, known in done.items():
+        _note(case, known.errors, failures)
+    due = [case for case in every if case in wanted and case not in done]
+    due += [case for case in every if case in wanted and case in stale]
+    stop = start + 60 * options.minutes
+    for case, result in _results(due, options.jobs, stop):
+        stale.discard(case)
+        done.pop(case, None)
+        failures.pop(case, None)
+        if isinstance(result, Compiled):
+            done[case] = result
+        _note(case, result.errors if isinstance(result, Compiled) else [result], failures)
+        if options.json:
             _save(options.json, head, every, done, failures, stale)
     if options.json:
         _save(options.json, head, every, done, failures, stale)
     left = _left(every, {*done, *failures})
     print("\n".join([f"{len(done)} kernels compiled, {len(failures)} with complaints", *left]))
     return 1 if failures else 0
+
+
+def _note(case: Case, found: list[str], failures: dict[Case, list[str]]) -> None:
+    if found:
+        failures[case] = found
+        print(f"{name_of(case)}: {', '.join(found)}", flush=True)
+
+
+def _results(due: list[Case], jobs: int, stop: float) -> Iterator[tuple[Case, Compiled | str]]:
+    """Each case with its kernel, or why there is none; no more after ``stop``."""
+    if jobs == 1:
+        for case in due:
+            if time.monotonic() > stop:
+                return
+            yield case, _attempt(case)
+        return
+    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
+        for case, result in zip(due, pool.map(_attempt, due), strict=True):
+            yield case, result
+            if time.monotonic() > stop:
+                pool.shutdown(cancel_futures=True)
+                return
+
+
+def _attempt(case: Case) -> Compiled | str:
+    try:
+        return compile_case(case)
+    except Exception as error:  # whatever a compiler raises is the result
+        return f"does not compile: {str(error)[-300:]}"
 
 
 def _read(path: Path | None) -> dict[Case, Compiled]:
