@@ -60,7 +60,7 @@ triton: $(VENV)/.triton ## the GPU kernels in Triton's interpreter: the whole ma
 	MGK_TRITON=all TRITON_INTERPRET=1 $(BIN)/python -m pytest --numprocesses=auto --quiet tests/functional/triton_backend/interpreted
 
 triton-compile: $(VENV)/.triton ## the GPU kernels compiled for NVIDIA and AMD targets, and what the assembler made of them
-	$(BIN)/python -m mgk.bench.triton_compile
+	$(BIN)/python -m mgk.bench.triton_compile --jobs $$(nproc)
 
 $(VENV)/.triton: $(VENV)/.ready
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(addprefix --constraint ,$(CONSTRAINTS)) triton

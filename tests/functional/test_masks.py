@@ -155,7 +155,9 @@ def test_half_precision_priors_and_masks_are_added_in_float32(backend):
     exact = mgk.mixture_attention(
         **{name: x.double() for name, x in tensors.items()}, attn_mask=mask.double(), backend="reference"
     )
-    assert (out.double() - exact).abs().max() < 2**-8 * exact.abs().max()
+    # the weights of triton are rounded too, for products of bfloat16
+    limit = 2**-7 if backend == "triton" else 2**-8
+    assert (out.double() - exact).abs().max() < limit * exact.abs().max()
 
 
 @pytest.mark.parametrize("function", ["attention", "shifted", "weights", "responsibilities", "m_step"])

@@ -11,7 +11,7 @@ from mgk.bench.runner import BenchError, OnStep, Outcome, Row
 from mgk.functional import available_backends
 from mgk.functional.mixture.backends.triton_backend import self_check
 
-_VARIANTS = ("softmax", "mgk", "mgk-hard", "smgk", "smgk-hard")
+_VARIANTS = ("softmax", "mgk", "mgk-hard", "smgk", "smgk-hard", "linear", "mlk")
 
 
 def run(settings: GpuSettings, on_step: OnStep) -> Outcome:

@@ -17,8 +17,10 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +59,16 @@ KERNELS = {
     "counts": "counts",
     "features": "key_features",
 }
+# Of the linear family: M is a loop there, and all but exact float32 has the same products.
+LINEAR_PRODUCTS = (
+    "states",
+    "outputs",
+    "state_gradients",
+    "query_gradients",
+    "value_gradients",
+    "key_gradients",
+)
+LINEAR_KERNELS = (*LINEAR_PRODUCTS, "step")
 _POINTERS = {
     torch.float16: "*fp16",
     torch.bfloat16: "*bf16",
@@ -90,7 +102,10 @@ class Case:
 
 @dataclass(frozen=True)
 class Compiled:
-    """A compiled kernel; counts per (query, key) pair in the loop over full tiles."""
+    """A compiled kernel; counts per (query, key) pair in the loop over full tiles.
+
+    Of the linear family's kernels: per position of a chunk, in the whole program.
+    """
 
     case: Case
     source: str  # a digest of the kernel's source, specification and tile
@@ -116,7 +131,7 @@ class Compiled:
             found.append(f"{self.tensor_memory} columns of tensor memory, {TENSOR_MEMORY} at most")
         if self.loop_spills:
             found.append(f"{self.loop_spills} spill instructions in the loop")
-        if case.kernel in PASSES and case.dtype != "float32" and not self.tensor_core:
+        if case.kernel in (*PASSES, *LINEAR_PRODUCTS) and case.dtype != "float32" and not self.tensor_core:
             found.append("no tensor-core instruction in the loop")
         return found
 
@@ -131,13 +146,18 @@ def cases(
 ) -> list[Case]:
     """Every kernel, what most calls need first."""
     shapes = itertools.product(dtypes, widths, targets, MIXTURES.items(), KERNELS)
-    found = (
+    mixture = (
         Case(target, variant, kernel, width, m, dtype, is_factored)
         for dtype, width, target, (variant, mixtures), kernel in shapes
         for m in mixtures
         for is_factored in (False, True)
     )
-    return sorted(filter(_is_distinct, found), key=_rarity)
+    linear = (
+        Case(target, "mlk", kernel, width, 2, dtype)
+        for dtype, width, target, kernel in itertools.product(dtypes, widths, targets, LINEAR_KERNELS)
+        if dtype in ("bfloat16", "float32")
+    )
+    return sorted((*filter(_is_distinct, mixture), *linear), key=_rarity)
 
 
 def _rarity(case: Case) -> int:
@@ -198,6 +218,10 @@ def launches(case: Case, own_tile: Any = None) -> dict[str, tuple[Any, ...]]:
     def record(kernel: Any, grid: Any, arguments: Any, spec: Any, tile: Any) -> None:
         found[kernel.fn.__name__] = (kernel, arguments, spec, tile)
 
+    if case.variant == "mlk":
+        with launch.launching_with(record, case.target):
+            _launch_linear(case)
+        return found
     params = meta_params(case)
     with launch.launching_with(record, case.target, own_tile), _tf32(case.dtype == "tf32"):
         if case.kernel == "decode":
@@ -210,6 +234,34 @@ def launches(case: Case, own_tile: Any = None) -> dict[str, tuple[Any, ...]]:
             result = launch.forward(params)
             launch.backward(torch.empty_like(result.out), None, params, result)
     return found
+
+
+def _launch_linear(case: Case, length: int = 4096) -> None:
+    """The linear family's launches, without memory."""
+    from mgk.functional.linear import triton_launch
+
+    def empty(*shape: int, dtype: torch.dtype = DTYPES[case.dtype]) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    width, exact = case.width, torch.float32
+    params = triton_launch.LinearParams(
+        query=empty(2, 16, length, width),
+        keys=empty(2, 16, case.mixtures, length, width),
+        value=empty(2, 16, length, width),
+        log_prior=empty(1, 16, case.mixtures, 1, dtype=exact),
+        numerator=empty(2, 16, width, width, dtype=exact),
+        normaliser=empty(2, 16, width, dtype=exact),
+        key_mask=None,
+        starts=None,
+        is_elu=True,
+        is_causal=True,
+    )
+    if case.kernel == "step":
+        query, keys, value = params.query[:, :, :1], params.keys[:, :, :, :1], params.value[:, :, :1]
+        triton_launch.step(params._replace(query=query, keys=keys, value=value))
+    else:
+        out, denominator, *state = triton_launch.forward(params)
+        triton_launch.backward((out, *state, out, denominator), params)
 
 
 @contextmanager
@@ -228,7 +280,7 @@ def source_of(case: Case, tile: Any = None) -> tuple[str, Any, Any, Any]:
 
     from mgk.functional.mixture.backends.triton_backend import launch
 
-    kernel, arguments, spec, tile = launches(case, tile)[KERNELS[case.kernel]]
+    kernel, arguments, spec, tile = launches(case, tile)[KERNELS.get(case.kernel, case.kernel)]
     if case.is_factored:
         spec = replace(spec, max_spread=float("inf"))
     constants: dict[tuple[int, ...], Any] = {}
@@ -258,7 +310,11 @@ def compile_case(case: Case, tile: Any = None) -> Compiled:
     else:
         registers, stack, lines = _read_nvidia(binary.asm["cubin"])
     loop = main_loop(lines)
-    per_pair = tile.warps * lanes / (spec.query_tile * spec.key_tile)
+    spills = sum(bool(_KINDS["loop_spills"].match(name)) for name in loop)
+    if case.variant == "mlk":
+        loop, per_pair = [name for _, name, _ in lines], tile.warps * lanes / spec.chunk
+    else:
+        per_pair = tile.warps * lanes / (spec.query_tile * spec.key_tile)
     counted = Counter(kind for name in loop for kind, pattern in _KINDS.items() if pattern.match(name))
     names = ("exponentials", "arithmetic", "tensor_core")
     return Compiled(
@@ -268,10 +324,10 @@ def compile_case(case: Case, tile: Any = None) -> Compiled:
         binary.metadata.shared,
         registers,
         stack,
-        counted["loop_spills"],
+        spills,
         round(len(loop) * per_pair, 2),
-        *(round(counted[name] * per_pair, 3) for name in names),
-        getattr(binary.metadata, "tmem_size", 0) or 0,
+        **{name: round(counted[name] * per_pair, 3) for name in names},
+        tensor_memory=getattr(binary.metadata, "tmem_size", 0) or 0,
     )
 
 
@@ -361,6 +417,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--dtypes", nargs="+", default=tuple(DTYPES), choices=DTYPES)
     parser.add_argument("--widths", nargs="+", default=WIDTHS, type=int)
     parser.add_argument("--minutes", type=float, default=float("inf"), help="start no kernel after these")
+    parser.add_argument("--jobs", type=int, default=1, help="kernels to compile at a time")
     parser.add_argument("--json", type=Path, help="where to save; a run goes on from what is there")
     options = parser.parse_args(arguments)
     start = time.monotonic()
@@ -380,25 +437,54 @@ def main(arguments: Sequence[str] | None = None) -> int:
     stale &= done.keys()
     settings = {"targets": TARGETS, "dtypes": tuple(DTYPES), "widths": WIDTHS}
     head = {"benchmark": "triton", "settings": settings, "machine": asdict(describe())}
-    for case in sorted(every, key=lambda case: case in stale):
-        is_due = case in wanted and (case not in done or case in stale)
-        if is_due and time.monotonic() - start < 60 * options.minutes:
-            try:
-                done[case] = compile_case(case)
-            except Exception as error:  # whatever a compiler raises is the result
-                done.pop(case, None)
-                failures[case] = [f"does not compile: {str(error)[-300:]}"]
-            stale.discard(case)
-        if found := failures.get(case) or (done[case].errors if case in done else []):
-            failures[case] = found
-            print(f"{name_of(case)}: {', '.join(found)}", flush=True)
-        if is_due and options.json:
+    for case, known in done.items():
+        _note(case, known.errors, failures)
+    due = [case for case in every if case in wanted and case not in done]
+    due += [case for case in every if case in wanted and case in stale]
+    stop = start + 60 * options.minutes
+    for case, result in _results(due, options.jobs, stop):
+        stale.discard(case)
+        done.pop(case, None)
+        failures.pop(case, None)
+        if isinstance(result, Compiled):
+            done[case] = result
+        _note(case, result.errors if isinstance(result, Compiled) else [result], failures)
+        if options.json:
             _save(options.json, head, every, done, failures, stale)
     if options.json:
         _save(options.json, head, every, done, failures, stale)
     left = _left(every, {*done, *failures})
     print("\n".join([f"{len(done)} kernels compiled, {len(failures)} with complaints", *left]))
     return 1 if failures else 0
+
+
+def _note(case: Case, found: list[str], failures: dict[Case, list[str]]) -> None:
+    if found:
+        failures[case] = found
+        print(f"{name_of(case)}: {', '.join(found)}", flush=True)
+
+
+def _results(due: list[Case], jobs: int, stop: float) -> Iterator[tuple[Case, Compiled | str]]:
+    """Each case with its kernel, or why there is none; no more after ``stop``."""
+    if jobs == 1:
+        for case in due:
+            if time.monotonic() > stop:
+                return
+            yield case, _attempt(case)
+        return
+    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
+        for case, result in zip(due, pool.map(_attempt, due), strict=True):
+            yield case, result
+            if time.monotonic() > stop:
+                pool.shutdown(cancel_futures=True)
+                return
+
+
+def _attempt(case: Case) -> Compiled | str:
+    try:
+        return compile_case(case)
+    except Exception as error:  # whatever a compiler raises is the result
+        return f"does not compile: {str(error)[-300:]}"
 
 
 def _read(path: Path | None) -> dict[Case, Compiled]:

@@ -80,6 +80,17 @@ def _counts_flops(query: Shape, keys: Shape, *others: Any, out_shape: Any = None
     return 2 * _pairs(query, keys) * keys[2] * keys[4]
 
 
+def _linear_flops(query: Shape, keys: Shape, value: Shape, *others: Any, **options: Any) -> int:
+    """2 F E (B H S + B Hq L): into the state and out of it, chunks aside."""
+    return 2 * (keys[3] * math.prod(keys[:2]) + _rows(query)) * keys[4] * value[-1]
+
+
+def _linear_backward_flops(*shapes: Any, **options: Any) -> int:
+    """2 F E (3 B H S + 2 B Hq L): the states again, and the gradients of both products."""
+    query, keys, value = shapes[5:8]
+    return 2 * (3 * keys[3] * math.prod(keys[:2]) + 2 * _rows(query)) * keys[4] * value[-1]
+
+
 def _register() -> None:
     ops = torch.ops.mgk
     formulas: dict[Any, Any] = {
@@ -91,6 +102,9 @@ def _register() -> None:
         ops.triton_backward: lambda grad, d_lse, *x, **y: mixture_backward_flops(grad, *x, **y),
         ops.triton_decode: decode_flops,
         ops.triton_counts: _counts_flops,
+        ops.triton_linear: _linear_flops,
+        ops.triton_linear_step: _linear_flops,
+        ops.triton_linear_backward: _linear_backward_flops,
     }
     for name in ("cpu", "blockwise"):
         formulas[getattr(ops, f"{name}_forward")] = forward_flops

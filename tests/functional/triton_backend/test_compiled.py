@@ -25,6 +25,8 @@ CASES = (
     Case("sm_100", "softmax", "forward", 64, 1, "float16"),
     Case("gfx942", "mgk", "queries", 64, 2, "float16"),
     Case("sm_80", "smgk", "features", 64, 2, "float16"),
+    Case("sm_80", "mlk", "key_gradients", 64, 2, "bfloat16"),
+    Case("sm_90", "mlk", "outputs", 64, 2, "bfloat16"),
 )
 
 
@@ -32,7 +34,7 @@ CASES = (
 def test_a_kernel_fits_and_does_not_spill(case: Case) -> None:
     compiled = compile_case(case)
     assert compiled.errors == []
-    if case.kernel != "features":
+    if case.kernel in triton_compile.PASSES:
         # as many exponentials as components: no warp repeats another's work
         assert 0.9 * case.mixtures <= compiled.exponentials <= 1.1 * case.mixtures
         assert compiled.instructions > compiled.tensor_core > 0

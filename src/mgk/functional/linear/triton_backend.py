@@ -108,10 +108,11 @@ def _backward(*arguments: Any) -> tuple[Tensor, ...]:
     from mgk.functional.linear import triton_launch
 
     params = triton_launch.LinearParams(*arguments[5:])
-    gradients = triton_launch.backward(*arguments[:5], params)
+    gradients = triton_launch.backward(arguments[:5], params)
+    tensors: tuple[Any, ...] = params[:_NUM_GRADIENTS]
     return tuple(
         params.query.new_empty(0) if x is None or grad is None else grad.to(x.dtype)
-        for x, grad in zip(params[:_NUM_GRADIENTS], gradients, strict=True)
+        for x, grad in zip(tensors, gradients, strict=True)
     )
 
 

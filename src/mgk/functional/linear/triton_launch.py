@@ -140,15 +140,9 @@ def step(params: LinearParams) -> tuple[Tensor, ...]:
     return out, *(y.squeeze(2) for y in walk)
 
 
-def backward(
-    grad: Tensor,
-    d_numerator: Tensor,
-    d_normaliser: Tensor,
-    out: Tensor,
-    denominator: Tensor,
-    params: LinearParams,
-) -> tuple[Tensor | None, ...]:
-    """The gradients of the first six tensors."""
+def backward(given: tuple[Tensor, ...], params: LinearParams) -> tuple[Tensor | None, ...]:
+    """The gradients of the first six tensors, given those of output and last state, h_i and d_i."""
+    grad, d_numerator, d_normaliser, out, denominator = given
     spec = _spec(params)
     x = _inputs(params, spec)
     batch, heads = params.query.shape[:2]

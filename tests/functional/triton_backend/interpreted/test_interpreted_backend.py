@@ -203,7 +203,13 @@ def test_the_self_check_waits_while_a_graph_is_captured(record, monkeypatch):
 @pytest.fixture
 def short_checks(monkeypatch):
     monkeypatch.setattr(self_check, "_QUICK", {})
-    calls = ("mgk segments", "mgk window, grouped heads", "smgk decoding")
+    calls = (
+        "mgk segments",
+        "mgk window, grouped heads",
+        "smgk decoding",
+        "mlk segments, grouped heads",
+        "mlk step",
+    )
     monkeypatch.setattr(self_check, "_LONG", {name: self_check._LONG[name] | {"width": 8} for name in calls})
     monkeypatch.setattr(self_check, "TOLERANCES", {torch.float32: 1e-4})
 
@@ -213,7 +219,7 @@ def test_doctor_prints_the_long_check(short_checks, capsys, monkeypatch):
     assert "triton, mgk segments in float32: error" in capsys.readouterr().out
     monkeypatch.setattr(self_check, "TOLERANCES", {torch.float32: 0.0})
     assert not doctor._kernels_agree(torch.device("cpu"))
-    assert capsys.readouterr().out.count("WRONG") == 3
+    assert capsys.readouterr().out.count("WRONG") == 5
 
 
 def test_bench_gpu_checks_and_then_times(short_checks):

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 import mgk
 from mgk.functional.backends import select
@@ -231,3 +232,11 @@ def test_second_derivatives_are_refused() -> None:
     (grad,) = torch.autograd.grad(out.sum(), query, create_graph=True)
     with pytest.raises(RuntimeError, match="first derivatives only"):
         grad.sum().backward()
+
+
+def test_products_with_the_state_are_counted() -> None:
+    tensors, options = make_call(sizes=(1, 2, 9, 9, 5, 4, 2), is_causal=True)
+    leaves = {name: x.requires_grad_() for name, x in tensors.items()}
+    with FlopCounterMode(display=False) as counter:
+        mgk.linear_mixture_attention(**leaves, **options, backend="triton").sum().backward()
+    assert counter.get_total_flops() == 2 * 2 * 9 * 5 * 4 * (2 + 5)

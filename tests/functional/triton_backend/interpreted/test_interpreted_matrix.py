@@ -14,6 +14,8 @@ import mgk
 from support.cases import FUNCTIONS, OPTIONS, SIZES, largest_errors, make_case
 
 STEP = 1 if os.environ.get("MGK_TRITON") == "all" else 29
+# in place of (2, 3): a head, or an example, costs as much as another
+MATRIX_SIZES = [(2, 1, 13, 17, 5, 4, 2), (1, 2, 13, 17, 5, 4, 3)]
 EXTRAS = [
     {},
     {"group": 2},
@@ -24,7 +26,12 @@ EXTRAS = [
     {"return_lse": True},
 ]
 CALLS = [
-    pytest.param(*option.values, e_step, EXTRAS[number % len(EXTRAS)], id=f"{option.id}-{e_step}-{number}")
+    pytest.param(
+        *option.values,
+        e_step,
+        EXTRAS[number % len(EXTRAS)] | {"sizes": MATRIX_SIZES[number // 2 % 2]},
+        id=f"{option.id}-{e_step}-{number}",
+    )
     for number, (option, e_step) in enumerate(itertools.product(OPTIONS, ("soft", "hard")))
 ]
 
@@ -120,3 +127,30 @@ def test_the_lowest_number_is_a_number(function, num_queries, number):
         torch.testing.assert_close(
             out, tensors["value"].mean(2, keepdim=True).expand_as(out), atol=1e-5, rtol=0
         )
+
+
+@pytest.mark.parametrize(
+    ("function", "e_step", "kind"),
+    [("mixture", "hard", "pair"), ("shifted", "hard", "pair"), ("shifted", "soft", "key")],
+)
+def test_beside_a_mask_that_swamps_the_scores_components_tie(function, e_step, kind):
+    """As in the reference: 1e38 rounds scores away, also in float64."""
+    case = make_case(function, sizes=(2, 2, 9, 70, 4, 4, 2), prior="component", e_step=e_step)
+    mask = torch.full((1, 1, 1 if kind == "key" else 9, 70), -torch.inf)
+    mask[..., -30:] = torch.finfo(torch.float32).min
+    if kind == "pair":
+        mask[:, :, 3] = torch.linspace(-1, 1, 70)
+    result = case.run("triton", torch.float32, attn_mask=mask)
+    errors = largest_errors(result, case.run("reference", torch.float32, attn_mask=mask.double()))
+    assert max(errors.values()) < 1e-5, errors
+
+
+def test_half_precision_priors_and_masks_are_added_in_float32():
+    """A mask of 20 added in bfloat16 would err by 4%; weights and output are rounded to bfloat16."""
+    case = make_case(sizes=(1, 2, 40, 60, 8, 8, 2), prior="position")
+    tensors = {name: x.bfloat16() for name, x in case.tensors.items() if name != "upstream"}
+    mask = (torch.randn(1, 1, 1, 60) * 20).bfloat16()
+    out = mgk.mixture_attention(**tensors, attn_mask=mask, backend="triton")
+    exact = {name: x.double() for name, x in tensors.items()}
+    want = mgk.mixture_attention(**exact, attn_mask=mask.double(), backend="reference")
+    assert (out.double() - want).abs().max() < 2**-7 * want.abs().max()

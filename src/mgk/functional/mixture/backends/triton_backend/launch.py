@@ -172,11 +172,12 @@ def _tile(params: AttentionParams, kernel: str) -> tiles.Tile:
         return _own_tile
     width = max(padded(params.query.shape[-1]), padded(params.value.shape[-1]))
     least = 1 if params.is_dot else 2  # a Gaussian's bias takes the registers that the tile of softmax fills
-    mixtures = tiles.SHIFTED if params.is_shifted else max(params.mixtures, least)
+    mixtures = max(params.mixtures, least)
     precision = _precision(params) if params.query.dtype == torch.float32 else "half"
     if _target is None and params.query.device.type != "cuda":
         return tiles.SMALL
-    return tiles.tile(target_of(params.query.device), kernel, width, mixtures, precision)
+    target = target_of(params.query.device)
+    return tiles.tile(target, kernel, width, mixtures, precision, is_shifted=params.is_shifted)
 
 
 def _spec(params: AttentionParams, tile: tiles.Tile, **changes: Any) -> Spec:

@@ -102,6 +102,7 @@ _QUICK: dict[str, tuple[dict[str, Any], tuple[torch.dtype, ...]]] = {
     "mgk causal": ({"prior": True, "is_causal": True}, (F16, BF16, F32)),
     "mgk hard": ({"e_step": "hard"}, (BF16,)),
     "smgk": ({"shifted": True, "prior": True}, (F16,)),
+    "mlk causal": ({"linear": True, "prior": True, "is_causal": True}, (BF16,)),
 }
 _LONG: dict[str, dict[str, Any]] = {
     "softmax": {"mixtures": 1, "kernel": "dot"},
@@ -118,6 +119,9 @@ _LONG: dict[str, dict[str, Any]] = {
     "smgk M=4": {"shifted": True, "mixtures": 4, "is_causal": True},
     "smgk far": {"shifted": True, "scale": 8.0},
     "smgk decoding": {"shifted": True, "num_queries": 1},
+    "mlk": {"linear": True, "width": 128},
+    "mlk segments, grouped heads": {"linear": True, "segments": True, "group": 2, "is_causal": True},
+    "mlk step": {"linear": True, "num_queries": 1, "num_keys": 1},
 }
 
 
@@ -140,6 +144,7 @@ def _error(
     mixtures: int = 2,
     width: int = 64,
     num_queries: int = 150,
+    num_keys: int = 200,
     group: int = 1,
     scale: float = 1.0,
     shifted: bool = False,
@@ -147,11 +152,12 @@ def _error(
     variance: bool = False,
     mask: bool = False,
     segments: bool = False,
+    linear: bool = False,
     **options: Any,
 ) -> float:
     """The largest relative error of output and gradients."""
     generator = torch.Generator("cpu").manual_seed(0)
-    batch, heads, num_keys = 2, 2, 200
+    batch, heads = 2, 2
 
     def normal(*shape: int) -> Tensor:
         x = torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")
@@ -175,21 +181,29 @@ def _error(
         ids = torch.arange(num_keys, device=device) // 60
         options["segment_ids"] = ids.expand(batch, -1)
     grad = normal(batch, heads * group, num_queries, width)
-    results = [_call(inputs, grad, name, options) for name in ("triton", "reference")]
+    function = "linear" if linear else "shifted" if shifted else "mixture"
+    results = [_call(function, inputs, grad, name, options) for name in ("triton", "reference")]
     errors = [(x.double() - y).norm() / y.norm() for x, y in zip(*results, strict=True)]
     return float(torch.stack(errors).max())
 
 
-def _call(inputs: dict[str, Tensor], grad: Tensor, backend: str, options: dict[str, Any]) -> list[Tensor]:
+def _call(
+    name: str, inputs: dict[str, Tensor], grad: Tensor, backend: str, options: dict[str, Any]
+) -> list[Tensor]:
     """The output and the gradients of one call; those of the reference from float64."""
+    from mgk.functional.linear.api import linear_mixture_attention
     from mgk.functional.mixture.api import mixture_attention, shifted_mixture_attention
 
+    functions: dict[str, Any] = {
+        "linear": linear_mixture_attention,
+        "mixture": mixture_attention,
+        "shifted": shifted_mixture_attention,
+    }
     dtype = torch.float64 if backend == "reference" else grad.dtype
     is_decoding = grad.shape[2] == 1
     leaves = {name: x.to(dtype).requires_grad_(not is_decoding) for name, x in inputs.items()}
-    function: Any = shifted_mixture_attention if "shifts" in leaves else mixture_attention
     with torch.enable_grad(), without_autocast(grad):
-        out = function(**leaves, **options, backend=backend)
+        out = functions[name](**leaves, **options, backend=backend)
         if is_decoding:
             return [out]
         return [out.detach(), *torch.autograd.grad(out, list(leaves.values()), grad.to(dtype))]
