@@ -268,6 +268,9 @@ def test_a_refused_forward_leaves_every_layer_of_the_cache_as_it_was(variant):
     fitting, last.o_proj = last.o_proj, nn.Linear(3, 3)  # the first layer has been appended to
     with torch.no_grad(), pytest.raises(RuntimeError):
         model(ids[:, 4:], past_key_values=cache)
+    for labels in (torch.full((2, 2), 10**6), torch.zeros(2, 3, dtype=torch.long)):
+        with torch.no_grad(), pytest.raises(ValueError, match="labels must"):
+            model(ids[:, 4:], past_key_values=cache, labels=labels)
     for layer, held in zip(cache.layers, before, strict=True):
         assert layer.get_seq_length() == 4
         for entry, old in zip(layer.core._entries(), held, strict=True):

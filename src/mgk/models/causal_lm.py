@@ -122,6 +122,13 @@ class MgkForCausalLM(MgkPreTrainedModel, GenerationMixin):
         """
         targets = options.pop("shift_labels", None)
         num_items = options.pop("num_items_in_batch", None)
+        given = input_ids if inputs_embeds is None else inputs_embeds
+        if targets is None and labels is not None:
+            check_shape("labels", labels, given)
+            targets = pad(labels, (0, 1), value=IGNORE)[:, 1:]
+        if targets is not None:  # before the cache grows
+            check_shape("labels", targets, given)
+            check_targets(targets, self.config.vocab_size, "vocab_size")
         decoded = self.model(
             input_ids,
             attention_mask,
@@ -133,14 +140,11 @@ class MgkForCausalLM(MgkPreTrainedModel, GenerationMixin):
             **options,
         )
         hidden = decoded.last_hidden_state
-        if targets is None and labels is not None:
-            targets = pad(labels, (0, 1), value=IGNORE)[:, 1:]
         if return_logits is None:
             return_logits = self.adaptive_softmax is None or targets is None
         logits = self._logits(hidden, logits_to_keep) if return_logits else None
         loss = None
         if targets is not None:
-            check_shape("labels", targets, hidden)
             is_whole = isinstance(logits_to_keep, int) and logits_to_keep == 0
             if logits is not None and is_whole and self.lm_head is not None:
                 flat = targets.flatten().to(logits.device)
@@ -189,7 +193,6 @@ class MgkForCausalLM(MgkPreTrainedModel, GenerationMixin):
         if not (is_chunked and targets.numel() and is_unobserved()) or is_autocast_on(hidden):
             return self._losses(hidden, targets).sum()
         assert softmax is not None
-        check_targets(targets, self.config.vocab_size, "vocab_size")
         return sum_of_adaptive_losses(hidden, softmax, targets)
 
     def _losses(self, hidden: Tensor, targets: Tensor) -> Tensor:

@@ -646,8 +646,10 @@ def class_loss(logits: Tensor, targets: Tensor, num_items: NumItems, limit_name:
     return _over(num_items, cross_entropy, logits, targets)
 
 
-def check_shape(name: str, targets: Tensor, hidden: Tensor) -> None:
+def check_shape(name: str, targets: Tensor, hidden: Tensor | None) -> None:
     """Targets are (B, L), as ``hidden`` (B, L, ...) is."""
+    if hidden is None:  # which the model refuses
+        return
     wanted, got = tuple(hidden.shape[:2]), tuple(targets.shape)
     if got != wanted:
         raise ValueError(f"{name} must have the shape of input_ids, {wanted}, got {got}")
