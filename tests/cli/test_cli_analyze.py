@@ -10,7 +10,7 @@ from mgk.cli.analyze import parse_size
 def run(*arguments, python=("-m", "mgk")):
     command = [sys.executable, *python, "analyze", "cost", *arguments]
     return subprocess.run(
-        command, capture_output=True, text=True, timeout=60, env={"COLUMNS": "150", "PATH": ""}
+        command, capture_output=True, text=True, timeout=300, env={"COLUMNS": "150", "PATH": ""}
     )
 
 
