@@ -24,7 +24,8 @@ from mgk.training.tasks import count, lengths, make_model, model_class, num_toke
 _VOCABULARIES = {"listops": 16, "text": 257, "retrieval": 257, "wikitext-2": 33278}
 _ROWS = ("padded", "grouped", "packed")
 # Batches that are sorted together: grouped or not, the same examples.
-_PACKING_ROUNDS = 50
+_PACKED_BATCHES = 50
+_PASSES = 5  # over them; the median time of each batch counts
 # How the names of a profile's events begin; others are the rest.
 PARTS = {
     "attention": ("_Mixture", "mgk::"),
@@ -39,7 +40,7 @@ PARTS = {
 
 def run(settings: StepsSettings, on_step: OnStep) -> Outcome:
     """A row per recipe with its parts, then padded, grouped and packed rows."""
-    runs = len(_ROWS) * (_PACKING_ROUNDS + 1) * settings.packing
+    runs = len(_ROWS) * (_PACKED_BATCHES * _PASSES + 1) * settings.packing
     steps = Steps(on_step, len(settings.tasks) + runs)
     rows = []
     for task in settings.tasks:
@@ -113,17 +114,20 @@ def _packed_and_padded(settings: StepsSettings, steps: Steps) -> Iterator[Row]:
             examples = data.split("train")
             by_length = lengths(examples) if name == "grouped" else None
             size = recipe.training.batch_size
-            indices = StepBatches(count(examples), size, _PACKING_ROUNDS, lengths=by_length)
+            indices = StepBatches(count(examples), size, _PACKED_BATCHES, lengths=by_length)
             batches = [data.collator([examples[i] for i in part]) for part in indices]
-            batches.insert(0, batches[0])  # warms up
             torch.manual_seed(0)
             model = make_model(recipe, data)
-            tokens[name] = sum(num_tokens(batch, model.config) for batch in batches[1:])
-            shares[name] = tokens[name] / sum(batch["input_ids"].numel() for batch in batches[1:])
-            step, rest = bare_step(model.train()), iter(batches)
+            tokens[name] = sum(num_tokens(batch, model.config) for batch in batches)
+            shares[name] = tokens[name] / sum(batch["input_ids"].numel() for batch in batches)
+            warm_up = batches[-1]
+            step, rest = bare_step(model.train()), iter([warm_up, *batches * _PASSES])
             works[name] = lambda step=step, rest=rest: step(next(rest))
-    seconds = timing.measure(works, rounds=_PACKING_ROUNDS, on_run=steps)
-    speeds = {name: tokens[name] / sum(times) for name, times in seconds.items()}
+    seconds = timing.measure(works, rounds=_PACKED_BATCHES * _PASSES, on_run=steps)
+    speeds = {}
+    for name, times in seconds.items():
+        of_batches = (times[first::_PACKED_BATCHES] for first in range(_PACKED_BATCHES))
+        speeds[name] = tokens[name] / sum(map(median, of_batches))
     for name, speed in speeds.items():
         values = {"tokens_per_second": speed, "times_grouped": speed / speeds["grouped"]}
         yield {"experiment": "packing", "task": "listops", "rows": name, "token_share": shares[name], **values}
