@@ -160,7 +160,7 @@ LINEAR = [
         (
             {"backend": "sdpa"},
             ValueError,
-            "backend must be one of 'auto', 'reference', 'blockwise', got 'sdpa'",
+            "backend must be one of 'auto', 'reference', 'blockwise', 'triton', got 'sdpa'",
         ),
         ({"initial_state": torch.zeros(3)}, TypeError, "initial_state must be the state"),
         (

@@ -48,7 +48,7 @@ OPTIONS = [
     ({"backend": "cuda"}, "backend must be one of 'auto', 'reference', .* got 'cuda'"),
     (
         {"backend": "sdpa", "variant": "mlk"},
-        "backend must be one of 'auto', 'reference', 'blockwise', got 'sdpa'",
+        "backend must be one of 'auto', 'reference', 'blockwise', 'triton', got 'sdpa'",
     ),
 ]
 
