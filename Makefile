@@ -56,7 +56,7 @@ neon: $(VENV)/.ready ## the kernels' tests with a build for AArch64, in an emula
 	PYTHONPATH=tests/neon MGK_NEON_WORKER="qemu-aarch64 build/neon/worker" $(BIN)/python -m pytest --quiet -p emulated \
 		tests/functional/test_kernels.py -k "not avx and not forked and not library and not set_that_is"
 
-triton: $(VENV)/.triton ## the GPU kernels in Triton's interpreter: the whole matrix, about half an hour
+triton: $(VENV)/.triton ## the GPU kernels in Triton's interpreter: the whole matrix
 	MGK_TRITON=all TRITON_INTERPRET=1 $(BIN)/python -m pytest --numprocesses=auto --quiet tests/functional/triton_backend/interpreted
 
 triton-compile: $(VENV)/.triton ## the GPU kernels compiled for NVIDIA and AMD targets, and what the assembler made of them
