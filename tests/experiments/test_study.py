@@ -193,7 +193,7 @@ def test_the_choice_is_checked_at_other_rates_and_on_other_tasks(results, loss, 
     store = ResultStore(results / "initialisation")
     bits = record("wikitext-2", ModelSpec("mgk", 1), 0, perplexity=4.0)
     answers = record("listops", ModelSpec("mgk", 1), 0)
-    for trial in read_study(results / "initialisation").trials:
+    for trial in read_study(results, "initialisation").trials:
         is_paper = trial.model.init == "paper"
         if trial.task == "listops":
             metrics = {"test_accuracy": 0.5 + loss * is_paper}
